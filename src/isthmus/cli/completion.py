@@ -1,11 +1,148 @@
-"""``isthmus completion``: the script that teaches a shell our commands and flags.
+"""What a shell completes: click's completion, taught our flags.
 
-What the script then asks for is completing.py.
+Click knows commands and its own options. Added here: flags that are declared settings, booleans as
+Go reads them, lists with commas, files where help says FILE, and values after ``--flag=`` in every
+shell. ``isthmus completion`` prints the script with which a shell asks; loaded for both alone.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 import click
+from click.shell_completion import (
+    BashComplete,
+    CompletionItem,
+    FishComplete,
+    ShellComplete,
+    ZshComplete,
+    # Private, and the only way to the parameter that is being completed.
+    _resolve_context,
+    _resolve_incomplete,
+    add_completion_class,
+)
+
+from isthmus.errors import ConfigError
+from isthmus.frame.cli.flags import FlagCommand, go_style
+from isthmus.settings.options import Kind, Option
+
+Items = list[CompletionItem[str]]
+VARIABLE = "_ISTHMUS_COMPLETE"
+_PLACES = re.compile(r"\b(FILE|PATH|DIR)\b")
+
+
+class _OurFlags(ShellComplete):
+    """Finds what the word at the cursor can be."""
+
+    #: Whether the shell takes ``--flag=value`` for one word, all of which is replaced.
+    whole_words = True
+
+    def get_completions(self, args: list[str], incomplete: str) -> Items:
+        """What can come here; nothing when the words before make no sense."""
+        try:
+            ctx = _resolve_context(self.cli, self.ctx_args, self.prog_name, args)
+            if isinstance(ctx.command, FlagCommand):
+                args = go_style(args, ctx.command.declared)
+            asked, word = _resolve_incomplete(ctx, args, incomplete)
+            found = _of(ctx, asked, word)
+        except ConfigError:
+            return []
+        flag = incomplete[: len(incomplete) - len(word)]
+        if not (self.whole_words and flag):
+            return found
+        return [
+            CompletionItem(f"{flag}{item.value}", type=item.type, help=item.help) for item in found
+        ]
+
+
+def _of(ctx: click.Context, asked: click.Command | click.Parameter, word: str) -> Items:
+    if isinstance(asked, click.Command):
+        declared = asked.declared if isinstance(asked, FlagCommand) else ()
+        hidden = {f"--{option.flag}" for option in declared if option.ignored}
+        return [item for item in asked.shell_complete(ctx, word) if item.value not in hidden]
+    found = asked.shell_complete(ctx, word)
+    if found:
+        return found
+    if isinstance(ctx.command, FlagCommand):
+        for option in ctx.command.declared:
+            if option.attribute == asked.name and (items := _of_setting(option, word)):
+                return items
+    return _of_place(asked.metavar or "", word)
+
+
+def _of_setting(option: Option, word: str) -> Items:
+    """The choices of a declared setting; after a comma, those of the next word of a list."""
+    if option.kind is Kind.BOOL:
+        return _beginning(("true", "false"), "", word)
+    before = ""
+    if option.kind is Kind.LIST and "," in word:
+        before, _, word = word.rpartition(",")
+        before += ","
+    return _beginning(option.choices, before, word)
+
+
+def _beginning(choices: Iterable[str], before: str, word: str) -> Items:
+    fitting = [choice for choice in choices if choice and choice.startswith(word)]
+    return [CompletionItem(f"{before}{choice}") for choice in fitting]
+
+
+def _of_place(metavar: str, word: str) -> Items:
+    """Files or directories, which the shell itself finds, where the metavar says so."""
+    places = set(_PLACES.findall(metavar))
+    if not places or "=" in metavar:
+        return []
+    return [CompletionItem(word, type="dir" if places == {"DIR"} else "file")]
+
+
+class Bash(_OurFlags, BashComplete):
+    """Bash, for which ``=`` is a word of its own."""
+
+    whole_words = False
+
+    def source(self) -> str:
+        """The script; whoever has a bash older than 4.4 finds out soon enough."""
+        return ShellComplete.source(self)
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        """The words before the cursor, and the one at it."""
+        args, incomplete = super().get_completion_args()
+        # --flag=value comes in three words, of which the last may not be there yet.
+        words: list[str] = []
+        for word in (*args, incomplete):
+            goes_on = bool(words) and words[-1].startswith("-")
+            if goes_on and (word == "=" or words[-1].endswith("=")):
+                words[-1] += word
+            else:
+                words.append(word)
+        return words[:-1], words[-1]
+
+
+class Zsh(_OurFlags, ZshComplete):
+    """Zsh, with files also after ``--flag=``."""
+
+    source_template = ZshComplete.source_template.replace(
+        "_path_files -", "compset -P 1 '--*='; _path_files -"
+    )
+
+
+class Fish(_OurFlags, FishComplete):
+    """Fish, with files also after ``--flag=``; values and helps may have commas."""
+
+    source_template = re.sub(
+        r"(__fish_complete_\w+) \$metadata\[2\];",
+        r"""set -l flag (string match --regex -- '^--[^=]*=' $metadata[2]);
+            set -l word (string replace --regex -- '^--[^=]*=' '' $metadata[2]);
+            for found in (\1 "$word");
+                echo "$flag$found";
+            end;""",
+        FishComplete.source_template.replace('string split ","', 'string split --max 1 ","'),
+    )
+
+
+SHELLS: dict[str, type[ShellComplete]] = {"bash": Bash, "zsh": Zsh, "fish": Fish}
+for _name, _class in SHELLS.items():
+    add_completion_class(_class, _name)
 
 
 @click.command(
@@ -33,7 +170,6 @@ def command(shell: str) -> int:
     Example:
       isthmus completion bash
     """
-    from isthmus.cli.completing import SHELLS, VARIABLE
     from isthmus.cli.main import cli
 
     click.echo(SHELLS[shell](cli, {}, "isthmus", VARIABLE).source(), nl=False)

@@ -219,7 +219,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 2 for a wrong flag, file or certificate."""
     _open_missing_streams()
     if "_ISTHMUS_COMPLETE" in os.environ:  # a shell asks: click answers, with our flags
-        import_module("isthmus.cli.completing")
+        import_module("isthmus.cli.completion")
     try:
         result = cli.main(
             None if args is None else list(args), prog_name="isthmus", standalone_mode=False

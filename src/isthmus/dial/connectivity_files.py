@@ -40,7 +40,7 @@ class Loaded:
     warnings: tuple[str, ...]
 
 
-def read_files(paths: Sequence[str], *, check_files: bool = True) -> ConnectivityConfig:
+def load(paths: Sequence[str], *, check_files: bool = True) -> Loaded:
     """Read one configuration out of one or several files; ``-`` is standard input.
 
     ``check_files`` also looks at the certificates, keys and dialers that it names.
@@ -48,11 +48,6 @@ def read_files(paths: Sequence[str], *, check_files: bool = True) -> Connectivit
     Raises:
         ConfigError: one line for each thing that is wrong, ``path:line:column: field: what``.
     """
-    return load(paths, check_files=check_files).config
-
-
-def load(paths: Sequence[str], *, check_files: bool = True) -> Loaded:
-    """Read as ``read_files`` does, and keep what else is worth knowing."""
     wrong: list[str] = []
     parts: list[Part] = []
     for path in paths:

@@ -44,7 +44,6 @@ class TunnelTable:
         self._metrics = metrics
         self._ids = itertools.count(1)
         self._open: dict[TunnelId, Tunnel] = {}
-        self._empty: asyncio.Future[None] | None = None
         # Tunnels of which one end is done and the other has bytes that nobody reads: how many, and
         # since when they did not move.
         self._leftovers: dict[TunnelId, tuple[int, float]] = {}
@@ -150,12 +149,6 @@ class TunnelTable:
         for tunnel in list(self._open.values()):
             tunnel.abort(reason)
 
-    async def wait_empty(self) -> None:
-        """Wait until no tunnel is open."""
-        if self._open:
-            self._empty = self._loop.create_future()
-            await self._empty
-
     async def watch(self) -> None:
         """Look and sweep for ever."""
         due = self._loop.time() + SWEEP_S
@@ -247,10 +240,6 @@ class TunnelTable:
                 to_client=to_client, seconds=round(duration_s, 3),
                 connection=request.connection_id,
             )  # fmt: skip
-        if self._empty is not None and not self._open:
-            if not self._empty.done():  # whoever waited may have given up
-                self._empty.set_result(None)
-            self._empty = None
 
     def _view(self, tunnel: Tunnel, now: float) -> TunnelView:
         to_client, to_target = self._sides(tunnel, now)

@@ -31,7 +31,6 @@ MAX_LABEL_CHARS: Final = 63
 MAX_TOKEN_CHARS: Final = 16_384
 MAX_FEATURES: Final = 64
 MAX_FEATURE_CHARS: Final = 64
-MAX_SERVERS: Final = 128
 MAX_VERSION_CHARS: Final = 200
 #: Why something failed, as the other program says: DialResult, Refusal, DIAL_RSP, CLOSE_RSP.
 MAX_DETAIL_CHARS: Final = 1000

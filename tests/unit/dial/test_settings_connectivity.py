@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from isthmus.dial.connectivity_files import load, read_files
+from isthmus.dial.connectivity_files import load
 from isthmus.dial.rules_connectivity import (
     ClientTls,
     NetworkConfig,
@@ -183,7 +183,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_several_files_are_one_configuration(here: Path) -> None:
     (here / "a.yaml").write_text(service("type: direct"))
     (here / "b.yaml").write_text(EGRESS)
-    assert [*read_files(["a.yaml", "b.yaml"]).networks] == ["cluster", "etcd"]
+    assert [*load(["a.yaml", "b.yaml"]).config.networks] == ["cluster", "etcd"]
 
 
 def test_all_errors_of_all_files(here: Path) -> None:
@@ -195,7 +195,7 @@ def test_all_errors_of_all_files(here: Path) -> None:
     (here / "d.yaml").write_text("[")
     (here / "e.yaml").write_bytes(b"\xff")
     with pytest.raises(ConfigError) as caught:
-        read_files(["a.yaml", "b.yaml", "c.yaml", "d.yaml", "e.yaml"])
+        load(["a.yaml", "b.yaml", "c.yaml", "d.yaml", "e.yaml"])
     assert sorted(str(caught.value).splitlines()) == [
         f"b.yaml:3:{line.index('nope') + 1}: connectionService.connection.caBundle:"
         " nope: No such file or directory",

@@ -37,23 +37,11 @@ FAILURE_OF_CALL = {
 }
 
 
-class GrpcDial(PooledDial):
-    """One dial; see PooledDial. It is its call's Caller, too (tunnel/proxy_call.py)."""
+class _CallDial(PooledDial):
+    """One dial; see PooledDial. Its call reports to it: see call_stream.Caller."""
 
-    _dialer: GrpcDialer
-    _call: ProxyClientCall | None = None
-
-    def call(self, stream: Http2Stream) -> None:
-        """Ask for the target."""
-        self._call = ProxyClientCall(
-            self,
-            random=secrets.randbits(62) + 1,
-            clock=time.monotonic,
-            half_closes=self.place.keeps_half_close,
-        )
-        said = headers_of(self.asking)
-        # Names of users and traces are not for a cache.
-        self._call.call(stream, (*self._dialer.headers, *said), str(self.target), secret=bool(said))
+    _dialer: PooledDialer
+    _call: ProxyClientCall | PayloadCall | None = None
 
     def take_back(self) -> None:
         """End the call."""
@@ -61,13 +49,37 @@ class GrpcDial(PooledDial):
         if call is not None:
             call.abort(Ending.CANCELLED)
 
-    # The call reports: see proxy_call.ProxyCaller.
-
     def dialed(self) -> None:
         """The target is reached."""
         call, self._call = self._call, None
         if call is not None:
             self.won(call)
+
+    def not_called(self, text: str) -> None:
+        """Nothing was done: ask again, elsewhere."""
+        self._call = None
+        super().not_called(text)
+
+    def connection_lost(self, text: str) -> None:
+        """There is no answer."""
+        self._call = None
+        super().connection_lost(text)
+
+
+class GrpcDial(_CallDial):
+    """By konnectivity's packets; its call's ProxyCaller, too (tunnel/proxy_call.py)."""
+
+    def call(self, stream: Http2Stream) -> None:
+        """Ask for the target."""
+        self._call = call = ProxyClientCall(
+            self,
+            random=secrets.randbits(62) + 1,
+            clock=time.monotonic,
+            half_closes=self.place.keeps_half_close,
+        )
+        said = headers_of(self.asking)
+        # Names of users and traces are not for a cache.
+        call.call(stream, (*self._dialer.headers, *said), str(self.target), secret=bool(said))
 
     def refused(self, error: str) -> None:
         """It is not."""
@@ -82,16 +94,6 @@ class GrpcDial(PooledDial):
             self.fail(failure, text)
         else:
             self.server_failed(f"the call ended: {status.go_name} {text}".rstrip())
-
-    def not_called(self, text: str) -> None:
-        """Nothing was done: ask again, elsewhere."""
-        self._call = None
-        super().not_called(text)
-
-    def connection_lost(self, text: str) -> None:
-        """There is no answer."""
-        self._call = None
-        super().connection_lost(text)
 
     def hang_up(self, stream: Http2Stream) -> None:
         """End the stream, if its server has not done so by the end of this batch."""
@@ -115,12 +117,11 @@ class GrpcDialer(PooledDialer):
         return dial
 
 
-class PayloadDial(PooledDial):
-    """One dial; see PooledDial. It is its call's Caller, too (tunnel/payload.py)."""
+class PayloadDial(_CallDial):
+    """By KEP-1281's payloads (tunnel/payload.py)."""
 
     _dialer: PayloadDialer
     headers: Headers = ()
-    _call: PayloadCall | None = None
 
     def call(self, stream: Http2Stream) -> None:
         """Ask for the target."""
@@ -135,20 +136,6 @@ class PayloadDial(PooledDial):
         if not self._dialer.answers_dials:
             call.open_unheard()
 
-    def take_back(self) -> None:
-        """End the call."""
-        call, self._call = self._call, None
-        if call is not None:
-            call.abort(Ending.CANCELLED)
-
-    # The call reports: see call_stream.Caller.
-
-    def dialed(self) -> None:
-        """The target is reached."""
-        call, self._call = self._call, None
-        if call is not None:
-            self.won(call)
-
     def call_failed(self, status: Status, text: str) -> None:
         """It is not."""
         self._call = None
@@ -160,16 +147,6 @@ class PayloadDial(PooledDial):
                 return
             failure = known
         self.fail(failure, detail)
-
-    def not_called(self, text: str) -> None:
-        """Nothing was done: ask again, elsewhere."""
-        self._call = None
-        super().not_called(text)
-
-    def connection_lost(self, text: str) -> None:
-        """There is no answer."""
-        self._call = None
-        super().connection_lost(text)
 
 
 class PayloadDialer(PooledDialer):

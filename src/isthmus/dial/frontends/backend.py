@@ -27,8 +27,8 @@ def new_connection_id() -> str:
     return f"{PROCESS}-{next(_numbers):x}"
 
 
-class Request(Protocol):
-    """One client that wants a connection."""
+class RequestOrigin(Protocol):
+    """Who asks for a connection, and how: what the audit log and the trace have of it."""
 
     @property
     def frontend(self) -> str:
@@ -49,6 +49,10 @@ class Request(Protocol):
     @property
     def client_address(self) -> str:
         """Where the client is; empty on a UNIX socket."""
+
+
+class Request(RequestOrigin, Protocol):
+    """One client that wants a connection."""
 
     def established(self) -> BaseEnd | None:
         """Say yes; give the end that may now be joined, or None if the client is gone."""

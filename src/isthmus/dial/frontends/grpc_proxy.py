@@ -15,7 +15,7 @@ import ssl
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from isthmus.dial.frontends.backend import (
     CONNECTION_ID,
@@ -96,25 +96,19 @@ def _said(headers: Headers) -> Said:
     )
 
 
-class ProxyCall:
-    """One call until its tunnel stands; see tunnel.proxy_end.Client and backend.Request."""
+E = TypeVar("E", ProxyEnd, PayloadEnd)
 
-    __slots__ = ("_connection", "_dial", "_end", "accepted_at", "asking", "connection_id", "target")
+
+class _Call(Generic[E]):
+    """One call until its tunnel stands; see backend.Request and tunnel.call_stream.CallClient."""
+
+    __slots__ = ("_connection", "_dial", "_end", "asking", "connection_id", "target")
 
     frontend = "grpc"
-
-    def __init__(self, connection: ClientConnection, end: ProxyEnd, said: Said) -> None:
-        self._connection = connection
-        self.asking = said.asking
-        self.connection_id = new_connection_id()
-        self.accepted_at = time.monotonic()
-        if not connection.frontend.compat:
-            end.named = literal_header(CONNECTION_ID, self.connection_id.encode())
-        if said.half_closes:
-            end.named += _KEEPS_HALF_CLOSE
-        self._end: ProxyEnd | None = end
-        self._dial: Dial | None = None
-        self.target: HostPort | None = None
+    _connection: ClientConnection
+    _end: E | None
+    _dial: Dial | None
+    target: HostPort | None
 
     @property
     def requester(self) -> Identity:
@@ -125,6 +119,36 @@ class ProxyCall:
     def client_address(self) -> str:
         """Where the client is; empty on a UNIX socket."""
         return peer_address(self._connection.carrier.sock)
+
+    def left(self) -> None:
+        """The client gave up: take its dial back."""
+        dial, self._dial, self._end = self._dial, None, None
+        if dial is not None:
+            self._connection.frontend.backend.abandoned()
+            dial.cancel()
+
+    def broke_rules(self, what: str) -> None:
+        """Say so once a minute."""
+        self._connection.frontend.complain(what)
+
+
+class ProxyCall(_Call[ProxyEnd]):
+    """By konnectivity's packets; its end's client, too (tunnel/proxy_end.py)."""
+
+    __slots__ = ("accepted_at",)
+
+    def __init__(self, connection: ClientConnection, end: ProxyEnd, said: Said) -> None:
+        self._connection = connection
+        self.asking = said.asking
+        self.connection_id = new_connection_id()
+        self.accepted_at = time.monotonic()
+        if not connection.frontend.compat:
+            end.named = literal_header(CONNECTION_ID, self.connection_id.encode())
+        if said.half_closes:
+            end.named += _KEEPS_HALF_CLOSE
+        self._end = end
+        self._dial = None
+        self.target = None
 
     def wants(self, protocol: str, address: str) -> None:
         """The client asks for a connection."""
@@ -164,13 +188,6 @@ class ProxyCall:
             compat = self._connection.frontend.compat
             end.refuse(explain_to_konnectivity(failure, self.target, detail, compat=compat))
 
-    def left(self) -> None:
-        """The client gave up: take its dial back."""
-        dial, self._dial, self._end = self._dial, None, None
-        if dial is not None:
-            self._connection.frontend.backend.abandoned()
-            dial.cancel()
-
     @property
     def settle_s(self) -> float:
         """Longer if many calls come at once: their client is busy with them."""
@@ -180,10 +197,6 @@ class ProxyCall:
     def settle_later(self, end: ProxyEnd, delay_s: float) -> None:
         """What the target said has to wait."""
         self._connection.frontend.loop.call_later(delay_s, end.settle)
-
-    def broke_rules(self, what: str) -> None:
-        """Say so once a minute."""
-        self._connection.frontend.complain(what)
 
 
 @short_cache(1024, _SHORT_TARGET_BYTES)
@@ -477,12 +490,10 @@ def no_place(sock: socket.socket, why: AdmissionRefusal) -> None:
     sock.send(settings() + goaway(0, ErrorCode.ENHANCE_YOUR_CALM, text))
 
 
-class PayloadRequest:
-    """One call; see tunnel.call_stream.CallClient and backend.Request."""
+class PayloadRequest(_Call[PayloadEnd]):
+    """By KEP-1281's payloads (tunnel/payload.py)."""
 
-    __slots__ = ("_connection", "_dial", "_end", "asking", "connection_id", "target")
-
-    frontend = "grpc"
+    __slots__ = ()
 
     def __init__(self, connection: ClientConnection, end: PayloadEnd, headers: Headers) -> None:
         self._connection = connection
@@ -490,19 +501,9 @@ class PayloadRequest:
         self.connection_id = new_connection_id()
         if not connection.frontend.compat:
             end.named = literal_header(CONNECTION_ID, self.connection_id.encode())
-        self._end: PayloadEnd | None = end
-        self._dial: Dial | None = None
-        self.target: HostPort | None = None
-
-    @property
-    def requester(self) -> Identity:
-        """Who asks, as the transport proved it."""
-        return self._connection.identity
-
-    @property
-    def client_address(self) -> str:
-        """Where the client is; empty on a UNIX socket."""
-        return peer_address(self._connection.carrier.sock)
+        self._end = end
+        self._dial = None
+        self.target = None
 
     def dial(self, headers: Headers) -> None:
         """Dial the target that the metadata name."""
@@ -535,17 +536,6 @@ class PayloadRequest:
         if end is not None:
             assert self.target is not None
             end.refuse(STATUS_OF_FAILURE[failure], explain(failure, self.target, detail))
-
-    def left(self) -> None:
-        """The client gave up: take its dial back."""
-        dial, self._dial, self._end = self._dial, None, None
-        if dial is not None:
-            self._connection.frontend.backend.abandoned()
-            dial.cancel()
-
-    def broke_rules(self, what: str) -> None:
-        """Say so once a minute."""
-        self._connection.frontend.complain(what)
 
 
 def serve_payload(

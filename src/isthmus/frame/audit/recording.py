@@ -12,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -32,12 +32,13 @@ from isthmus.frame.audit.model import (
 )
 from isthmus.settings.audit import AuditSettings
 from isthmus.tunnel.end import BaseEnd, Ending, unsent
-from isthmus.values import NOTHING, RequestMetadata
+from isthmus.values import NOTHING
 
 if TYPE_CHECKING:
     import asyncio
 
     from isthmus.dial.dialers.through_agent import AgentDial
+    from isthmus.dial.frontends.backend import RequestOrigin
     from isthmus.tunnel.tunnel import Tunnel
     from isthmus.values import Identity
 
@@ -46,30 +47,6 @@ _REFUSALS = frozenset({DialFailure.DENIED})
 LEFT = "the client left before the answer"
 #: Why a dial is refused with --audit-on-failure=deny.
 UNAUDITED = "the audit log cannot be written, and --audit-on-failure is deny"
-
-
-class AuditedRequest(Protocol):
-    """What is written of a request, whoever it came from; see frontends.backend.Request."""
-
-    @property
-    def frontend(self) -> str:
-        """How it came."""
-
-    @property
-    def requester(self) -> Identity:
-        """Who asks."""
-
-    @property
-    def connection_id(self) -> str:
-        """What it is called."""
-
-    @property
-    def asking(self) -> RequestMetadata:
-        """What else was said, believed or not."""
-
-    @property
-    def client_address(self) -> str:
-        """Where it came from."""
 
 
 class Auditor:
@@ -82,7 +59,7 @@ class Auditor:
 
     # Requests.
 
-    def refused(self, request: AuditedRequest, status: int, reason: str) -> None:
+    def refused(self, request: RequestOrigin, status: int, reason: str) -> None:
         """A request was answered without a dial."""
         requester = request.requester
         self.put(
@@ -102,7 +79,7 @@ class Auditor:
 
     def failed(
         self,
-        request: AuditedRequest,
+        request: RequestOrigin,
         client: str,
         dial: AgentDial,
         failure: DialFailure | None,
@@ -126,7 +103,7 @@ class Auditor:
         )
 
     def began(
-        self, request: AuditedRequest, client: str, dial: AgentDial
+        self, request: RequestOrigin, client: str, dial: AgentDial
     ) -> Callable[[Tunnel, float], None]:
         """A tunnel begins; gives what wants to know its end."""
         return self.begin(self._of_dial(Stage.BEGIN, request, client, dial))
@@ -157,7 +134,7 @@ class Auditor:
     def _of_dial(
         self,
         stage: Stage,
-        request: AuditedRequest,
+        request: RequestOrigin,
         client: str,
         dial: AgentDial,
     ) -> Record:
@@ -188,7 +165,7 @@ class Auditor:
             start_time=rfc3339(now - (time.monotonic() - dial.started_at)),
         )
 
-    def _claimed(self, request: AuditedRequest, requester: Identity) -> Claimed | None:
+    def _claimed(self, request: RequestOrigin, requester: Identity) -> Claimed | None:
         asking = request.asking
         if asking is NOTHING:  # most clients, and then nobody has to be believed
             return None

@@ -186,14 +186,12 @@ def _help_row(option: Option) -> tuple[str, str]:
 class WithSetup(FlagCommand):
     """A program's flags; a first word ``setup-...`` is a command of its own."""
 
-    def __init__(self, plain: click.Command, word: str, setup: Callable[[], click.Command]) -> None:
-        """``setup`` imports the command for ``word``, when it is asked for."""
+    def __init__(self, plain: click.Command, setup: click.Command) -> None:
         assert isinstance(plain, FlagCommand)
         super().__init__(
             plain.name or "", plain.declared, plain.examples, callback=plain.callback,
             help=plain.help,
         )  # fmt: skip
-        self._word = word
         self._setup = setup
 
     def make_context(
@@ -204,7 +202,7 @@ class WithSetup(FlagCommand):
         **rest: Any,
     ) -> click.Context:
         """Read the command line, of the sub-command if the first word is one."""
-        if args[:1] != [self._word]:
+        if args[:1] != [self._setup.name]:
             return super().make_context(info_name, args, parent, **rest)
         above = click.Context(self, parent=parent, info_name=info_name)
-        return self._setup().make_context(self._word, args[1:], above, **rest)
+        return self._setup.make_context(self._setup.name, args[1:], above, **rest)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 from time import time
+from types import MappingProxyType
 from typing import Literal, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -32,6 +33,7 @@ from isthmus.frame.model.merge import OF_NUMBERS, Merge
 
 Samples = Iterable[tuple[tuple[str, ...], float]]
 _TOTAL = "_total"
+_K = TypeVar("_K")
 _E = TypeVar("_E", bound=Enum)
 
 
@@ -175,6 +177,22 @@ def histograms(
 def one(number: Callable[[], float]) -> Callable[[], Samples]:
     """Read a single number without labels."""
     return lambda: (((), number()),)
+
+
+def no_counts() -> Mapping[str, float]:
+    """Stand in for counts that a part gives when it starts."""
+    return MappingProxyType({})
+
+
+#: The label value that counts what came after ``most`` others.
+OTHER = "(other)"
+
+
+def count_one(counts: dict[_K, int], key: _K, *, most: int, other: _K) -> None:
+    """Count one more; a key beyond ``most`` others counts as ``other``."""
+    if key not in counts and len(counts) >= most:
+        key = other
+    counts[key] = counts.get(key, 0) + 1
 
 
 def by_name(counts: Mapping[str, float]) -> Callable[[], Samples]:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from types import MappingProxyType
 
 from isthmus.frame.model.merge import Merge
 from isthmus.frame.observe.counters import (
+    OTHER,
     Family,
     Samples,
     by_enum,
     by_name,
+    count_one,
     counter,
     gauge,
     histogram,
+    no_counts,
     one,
 )
 from isthmus.frame.observe.program import ProgramMetrics
@@ -26,7 +28,6 @@ from isthmus.frame.observe.program import ProgramMetrics
 DIAL_BUCKETS_S = (0.0005, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 #: A file that is reloaded may name its upstreams otherwise each time.
 MOST_LABELS = 1000
-_OTHER = "(other)"
 
 
 class ProxyRefusal(Enum):
@@ -38,10 +39,6 @@ class ProxyRefusal(Enum):
     TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address are open"
     OUTSIDE = "it came in by an uplink, though the address is for this host alone"
     CIRCLE = "it is one of this proxy's own: an upstream leads back here"
-
-
-def _no_counts() -> Mapping[str, float]:
-    return MappingProxyType({})
 
 
 class ApiserverProxyMetrics(ProgramMetrics):
@@ -63,23 +60,19 @@ class ApiserverProxyMetrics(ProgramMetrics):
         self.reloads = 0
         self.reload_failures = 0
         #: Asked at scrape time; the program replaces them while it starts.
-        self.open_by_upstream: Callable[[], Mapping[str, float]] = _no_counts
-        self.up: Callable[[], Mapping[str, float]] = _no_counts
+        self.open_by_upstream: Callable[[], Mapping[str, float]] = no_counts
+        self.up: Callable[[], Mapping[str, float]] = no_counts
         self.waiting: Callable[[], int] = lambda: 0
         super().__init__(DIAL_BUCKETS_S)
 
     def upstream_failed(self, upstream: str) -> None:
         """Count a dial to an upstream that failed, whether or not another one was reached."""
-        if upstream not in self.upstream_failures and len(self.upstream_failures) >= MOST_LABELS:
-            upstream = _OTHER
-        self.upstream_failures[upstream] = self.upstream_failures.get(upstream, 0) + 1
+        count_one(self.upstream_failures, upstream, most=MOST_LABELS, other=OTHER)
 
     def checked(self, upstream: str, ok: bool) -> None:
         """Count a health check."""
-        key = (upstream, "ok" if ok else "failed")
-        if key not in self.checks and len(self.checks) >= MOST_LABELS:
-            key = (_OTHER, key[1])
-        self.checks[key] = self.checks.get(key, 0) + 1
+        said = "ok" if ok else "failed"
+        count_one(self.checks, (upstream, said), most=MOST_LABELS, other=(OTHER, said))
 
     def _checks(self) -> Samples:
         return list(self.checks.items())

@@ -29,14 +29,13 @@ class Bounds:
 class UpstreamHealth:
     """What the checks of one upstream have said."""
 
-    __slots__ = ("checks", "in_a_row", "is_up", "last_ok", "said")
+    __slots__ = ("checks", "in_a_row", "is_up", "said")
 
     def __init__(self) -> None:
         self.is_up = True
         #: How many checks in a row spoke against ``is_up``.
         self.in_a_row = 0
         self.checks = 0
-        self.last_ok = True
         self.said = "not checked yet"
 
     def __repr__(self) -> str:
@@ -45,7 +44,7 @@ class UpstreamHealth:
     def checked(self, ok: bool, said: str, bounds: Bounds) -> bool:
         """Take the result of a check; whether that changed the state."""
         self.checks += 1
-        self.last_ok, self.said = ok, said
+        self.said = said
         if ok == self.is_up:
             self.in_a_row = 0
             return False

@@ -118,7 +118,7 @@ def parts(ground: Ground[HttpsProxySettings, HttpsProxyMetrics]) -> tuple[Part, 
         password=password,
     )  # fmt: skip
     connections.plain = chain(rules=settings.plain_rules)
-    listening = SidecarListening(ground, dialing, connections)
+    listening = SidecarListening(ground, connections)
     return password, dialing, tunnels, connections, listening
 
 

@@ -73,6 +73,5 @@ isthmus server --uds-name=/run/isthmus/server.sock \\
     --cluster-cert=pki/server.crt --cluster-key=pki/server.key --cluster-ca-cert=pki/ca.crt
 isthmus server setup-socket --help""",
     ),
-    "setup-socket",
-    lambda: setup_socket,
+    setup_socket,
 )

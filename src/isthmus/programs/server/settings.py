@@ -12,8 +12,7 @@ from typing import NamedTuple
 from isthmus.dial.settings_destinations import DestinationSettings
 from isthmus.dial.settings_near import NearSettings
 from isthmus.dial.settings_networks import NetworkSettings
-from isthmus.dial.settings_peers import parse_address, parse_peers
-from isthmus.dial.settings_relay import RelaySettings
+from isthmus.dial.settings_relay import RelaySettings, parse_address, parse_peers
 from isthmus.dial.settings_revocation import RevocationSettings
 from isthmus.dial.settings_roles import RoleSettings
 from isthmus.dial.settings_shares import ShareSettings

@@ -78,11 +78,8 @@ class DialingPart(Part):
 class SidecarListening(Listening):
     """The port of a sidecar's clients."""
 
-    def __init__(
-        self, ground: SidecarGround, dialing: DialingPart, connections: SidecarConnections
-    ) -> None:
+    def __init__(self, ground: SidecarGround, connections: SidecarConnections) -> None:
         self._program = ground.program.name
-        self._dialing = dialing
         self._protocol: str = ground.settings.konnectivity_protocol
         accept = {SERVING: connections.accept}
         super().__init__(ground, lambda: _bind(ground.settings), accept)

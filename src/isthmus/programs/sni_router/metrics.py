@@ -8,18 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import Enum
-from types import MappingProxyType
 
 from isthmus.frame.model.merge import Merge
 from isthmus.frame.observe.counters import (
+    OTHER,
     Family,
     Histogram,
     Samples,
     by_enum,
     by_name,
+    count_one,
     counter,
     gauge,
     histogram,
+    no_counts,
     one,
 )
 from isthmus.frame.observe.program import ProgramMetrics
@@ -28,7 +30,6 @@ DIAL_BUCKETS_S = (0.0005, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 HELLO_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 #: A document that is reloaded may name its routes and backends otherwise each time.
 MOST_LABELS = 10_000
-_OTHER = "(other)"
 
 
 class SniRefusal(Enum):
@@ -52,16 +53,6 @@ class SniRefusal(Enum):
     LOOP = "the backend's address leads back to this router"
 
 
-def _no_counts() -> Mapping[str, float]:
-    return MappingProxyType({})
-
-
-def _count(by_route: dict[str, int], route: str) -> None:
-    if route not in by_route and len(by_route) >= MOST_LABELS:
-        route = _OTHER
-    by_route[route] = by_route.get(route, 0) + 1
-
-
 class SniRouterMetrics(ProgramMetrics):
     """Everything a router counts."""
 
@@ -79,7 +70,7 @@ class SniRouterMetrics(ProgramMetrics):
         self.reloads = 0
         self.reload_failures = 0
         #: Asked at scrape time; the program replaces them while it starts.
-        self.open_by_route: Callable[[], Mapping[str, float]] = _no_counts
+        self.open_by_route: Callable[[], Mapping[str, float]] = no_counts
         self.waiting_hellos: Callable[[], int] = lambda: 0
         self.routes: Callable[[], int] = lambda: 0
         super().__init__(DIAL_BUCKETS_S)
@@ -90,18 +81,16 @@ class SniRouterMetrics(ProgramMetrics):
 
     def routed(self, route: str) -> None:
         """Count a connection that was joined to a backend of this route."""
-        _count(self.routed_to, route)
+        count_one(self.routed_to, route, most=MOST_LABELS, other=OTHER)
 
     def source_refused(self, route: str) -> None:
         """Count a connection whose source this route does not allow."""
-        _count(self.sources_refused, route)
+        count_one(self.sources_refused, route, most=MOST_LABELS, other=OTHER)
 
     def backend_failed(self, route: str, backend: str) -> None:
         """Count a dial to a backend that failed, whether or not another one was reached."""
-        key = (route, backend)
-        if key not in self.backend_failures and len(self.backend_failures) >= MOST_LABELS:
-            key = (_OTHER, _OTHER)
-        self.backend_failures[key] = self.backend_failures.get(key, 0) + 1
+        key, other = (route, backend), (OTHER, OTHER)
+        count_one(self.backend_failures, key, most=MOST_LABELS, other=other)
 
     def _backend_failures(self) -> Samples:
         return list(self.backend_failures.items())

@@ -22,5 +22,5 @@ def parts(ground: Ground[SidecarSettings, Socks5ProxyMetrics]) -> tuple[Part, ..
     connections = SidecarConnections(
         ground, tunnels.table, make=Socks5Client, dialer=dialing.dialer, password=password
     )
-    listening = SidecarListening(ground, dialing, connections)
+    listening = SidecarListening(ground, connections)
     return password, dialing, tunnels, connections, listening

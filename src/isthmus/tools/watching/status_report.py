@@ -56,7 +56,6 @@ class Recent:
     rate_to_target: float
     rate_to_client: float
     dial_steps: tuple[int, ...]
-    failure_steps: tuple[int, ...]
     byte_steps: tuple[int, ...]
 
     @property
@@ -176,12 +175,10 @@ def _recent(history: dict[str, Any] | None) -> Recent | None:
     steps = items(history, "steps")[-STEPS_SHOWN:]
     step_s = number(history, "stepSeconds") or 10
     failures: Counter[str] = Counter()
-    failed = []
     for step in steps:
         by_reason = step.get("failures")
         counts = by_reason if isinstance(by_reason, dict) else {}
         failures.update({str(why): int(count) for why, count in counts.items()})
-        failed.append(sum(int(count) for count in counts.values()))
     last = steps[-RATE_STEPS:]
     over_s = len(last) * step_s or 1
     return Recent(
@@ -191,7 +188,6 @@ def _recent(history: dict[str, Any] | None) -> Recent | None:
         rate_to_target=sum(number(step, "bytesToTarget") for step in last) / over_s,
         rate_to_client=sum(number(step, "bytesToClient") for step in last) / over_s,
         dial_steps=tuple(int(number(step, "dials")) for step in steps),
-        failure_steps=tuple(failed),
         byte_steps=tuple(
             int(number(step, "bytesToTarget") + number(step, "bytesToClient")) for step in steps
         ),

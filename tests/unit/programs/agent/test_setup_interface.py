@@ -9,7 +9,7 @@ import click
 import pytest
 
 from isthmus.cli.main import cli, main
-from isthmus.programs.agent.command_setup_interface import command
+from isthmus.programs.agent.command import setup_interface as command
 
 
 def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:

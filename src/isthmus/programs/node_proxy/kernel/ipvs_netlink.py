@@ -327,10 +327,6 @@ class ServiceAddresses:
         self._family = family
         self._on_lo = False
 
-    @property
-    def device(self) -> str:
-        return _LO if self._on_lo else DEVICE
-
     def open(self) -> bool:
         """Make the interface unless it is there; False if they have to be on ``lo`` instead.
 
