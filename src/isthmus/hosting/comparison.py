@@ -1,10 +1,14 @@
-"""One cluster by both models, service by service: to whom each shows what the document lists."""
+"""One cluster by both models: to whom each shows what is listed, and what one of them refuses."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from isthmus.hosting.document import TREES
+from isthmus.hosting.document_fields import Tree
+from isthmus.hosting.document_fields_v1alpha1 import SINGLE_CIDRS
 from isthmus.hosting.model import (
     ControlPlaneService,
     HostedCluster,
@@ -15,7 +19,7 @@ from isthmus.hosting.model import (
     StrategyVerdict,
     Weight,
 )
-from isthmus.hosting.models import MODELS
+from isthmus.hosting.models import MODELS, V1BETA1, other_model
 from isthmus.hosting.plan import check
 from isthmus.hosting.visibility import (
     PUBLIC_SHARD,
@@ -35,6 +39,18 @@ _SIDES: Mapping[ServiceSides, str] = {
     ServiceSides(public=True, private=False): EVERYBODY,
     ServiceSides(public=True, private=True): f"{EVERYBODY}, and {GUEST} by a way of its own",
     ServiceSides(public=False, private=True): GUEST,
+}
+_SERVICES = "spec.services"
+_MOST_REFUSED = 6
+_INDEX = re.compile(r"\[\d+\]")
+_ROLES = "write the role's ARN to spec.platform.aws.rolesRef"
+#: What to write in place of a field that the other version has in another form.
+_INSTEAD = {
+    "spec.configuration.items": "write each object's spec to its own field of spec.configuration",
+    "spec.platform.aws.roles": _ROLES,
+    "spec.platform.aws.kubeCloudControllerCreds": _ROLES,
+    "spec.platform.aws.nodePoolManagementCreds": _ROLES,
+    "spec.platform.aws.controlPlaneOperatorCreds": _ROLES,
 }
 _WORDS: Mapping[StrategyVerdict, str] = {
     StrategyVerdict.REFUSED: "refused",
@@ -113,6 +129,21 @@ def comparison_lines(cluster: HostedCluster) -> Iterator[str]:
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         yield f"  {'  '.join(cells)}".rstrip()
+    yield from _refused_elsewhere(cluster)
+
+
+def _refused_elsewhere(cluster: HostedCluster) -> Iterator[str]:
+    """What the other version has against the document, besides what the columns say."""
+    other = other_model(cluster.model)
+    errors = [each for each in check(replace(cluster, model=other)) if each.weight is Weight.ERROR]
+    found = [
+        *(each for each in errors if not each.place.field.startswith(_SERVICES)),
+        *without_counterpart(cluster, other),
+    ]
+    for each in found[:_MOST_REFUSED]:
+        yield f"  {other.version} refuses {each.place.field}: {each.says}"
+    if len(found) > _MOST_REFUSED:
+        yield f"  and {len(found) - _MOST_REFUSED} more: isthmus publish convert says all"
 
 
 def changed_sight(cluster: HostedCluster, to: PublishingModel) -> Iterator[str]:
@@ -122,3 +153,48 @@ def changed_sight(cluster: HostedCluster, to: PublishingModel) -> Iterator[str]:
             by = (cluster.model.version, to.version)
             shown = "; ".join(f"{each.shown[version]} ({version})" for version in by)
             yield f"{each.service.value} by {each.by}: {shown}"
+
+
+def without_counterpart(cluster: HostedCluster, to: PublishingModel) -> Iterator[PlanFinding]:
+    """The outermost fields that the other version does not have."""
+    moved = set(SINGLE_CIDRS.values()) if to is V1BETA1 else set()
+    said: set[str] = set()
+    for path, place in cluster.places.items():
+        if path in moved or _has(TREES[to.api_version], path):
+            continue
+        said.add(path)
+        if _above(path) & said:
+            continue
+        yield PlanFinding(
+            rule="no-counterpart",
+            weight=Weight.ERROR,
+            says=f"{to.version} has no such field",
+            do=_INSTEAD.get(path, "remove it"),
+            place=place,
+        )
+    for listed, single in SINGLE_CIDRS.items():
+        if listed in cluster.places and single in moved & cluster.places.keys():
+            yield PlanFinding(
+                rule="no-counterpart",
+                weight=Weight.ERROR,
+                says=f"{to.version} has one of this list and {single.rpartition('.')[2]}",
+                do="remove this list, which has no effect",
+                place=cluster.places[listed],
+            )
+
+
+def _above(path: str) -> set[str]:
+    return {path[: found.start()] for found in re.finditer(r"[.\[]", path)}
+
+
+def _has(tree: Tree, path: str) -> bool:
+    """Whether a version knows a field; what is below one of no interest is not looked at."""
+    for name in _INDEX.sub(".", path).replace("..", ".").strip(".").split("."):
+        while isinstance(tree, list):
+            tree = tree[0]
+        if tree is None:
+            return True
+        if name not in tree:
+            return False
+        tree = tree[name]
+    return True

@@ -7,7 +7,6 @@ with its place; nothing is dropped.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -15,9 +14,8 @@ from typing import NamedTuple
 import yaml
 
 from isthmus.errors import ConfigError
-from isthmus.hosting.comparison import changed_sight
-from isthmus.hosting.document import KIND, TREES, locate, read
-from isthmus.hosting.document_fields import Tree
+from isthmus.hosting.comparison import changed_sight, without_counterpart
+from isthmus.hosting.document import KIND, locate, read
 from isthmus.hosting.document_fields_v1alpha1 import SINGLE_CIDRS
 from isthmus.hosting.model import (
     ControlPlaneService,
@@ -29,22 +27,12 @@ from isthmus.hosting.model import (
     Strategy,
     Weight,
 )
-from isthmus.hosting.models import V1ALPHA1, V1BETA1
+from isthmus.hosting.models import V1ALPHA1
 from isthmus.hosting.plan import check
 from isthmus.hosting.visibility import uses_ovn
 from isthmus.text.located_yaml import compose_all, short
 
 _SERVICES, _NETWORKING = "spec.services", "spec.networking"
-_INDEX = re.compile(r"\[\d+\]")
-_ROLES = "write the role's ARN to spec.platform.aws.rolesRef"
-#: What to write in place of a field that the other version has in another form.
-_INSTEAD = {
-    "spec.configuration.items": "write each object's spec to its own field of spec.configuration",
-    "spec.platform.aws.roles": _ROLES,
-    "spec.platform.aws.kubeCloudControllerCreds": _ROLES,
-    "spec.platform.aws.nodePoolManagementCreds": _ROLES,
-    "spec.platform.aws.controlPlaneOperatorCreds": _ROLES,
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +69,7 @@ def convert(text: str, name: str, to: PublishingModel) -> ConvertedDocument:
         raise ConfigError(f"{name}: is of {to.api_version} already")
     added = _added(cluster, to)
     wanted = replace(cluster, model=to, services=(*added, *_listed(cluster)))
-    refused = tuple(_errors(cluster)) or (*_without_counterpart(cluster, to), *_errors(wanted))
+    refused = tuple(_errors(cluster)) or (*without_counterpart(cluster, to), *_errors(wanted))
     if refused:
         return ConvertedDocument(refused=refused)
     edits = [*_version_edit(text, name, to), *_network_edits(text, name, cluster)]
@@ -116,51 +104,6 @@ def _added(cluster: HostedCluster, to: PublishingModel) -> tuple[Publishing, ...
         found.append(ovn)
     place = cluster.places.get(_SERVICES, DocumentPlace())
     return tuple(replace(each, place=place) for each in found)
-
-
-def _without_counterpart(cluster: HostedCluster, to: PublishingModel) -> Iterator[PlanFinding]:
-    """The outermost fields that the other version does not have."""
-    moved = set(SINGLE_CIDRS.values()) if to is V1BETA1 else set()
-    said: set[str] = set()
-    for path, place in cluster.places.items():
-        if path in moved or _has(TREES[to.api_version], path):
-            continue
-        said.add(path)
-        if _above(path) & said:
-            continue
-        yield PlanFinding(
-            rule="no-counterpart",
-            weight=Weight.ERROR,
-            says=f"{to.version} has no such field",
-            do=_INSTEAD.get(path, "remove it"),
-            place=place,
-        )
-    for listed, single in SINGLE_CIDRS.items():
-        if listed in cluster.places and single in moved & cluster.places.keys():
-            yield PlanFinding(
-                rule="no-counterpart",
-                weight=Weight.ERROR,
-                says=f"{to.version} has one of this list and {single.rpartition('.')[2]}",
-                do="remove this list, which has no effect",
-                place=cluster.places[listed],
-            )
-
-
-def _above(path: str) -> set[str]:
-    return {path[: found.start()] for found in re.finditer(r"[.\[]", path)}
-
-
-def _has(tree: Tree, path: str) -> bool:
-    """Whether a version knows a field; what is below one of no interest is not looked at."""
-    for name in _INDEX.sub(".", path).replace("..", ".").strip(".").split("."):
-        while isinstance(tree, list):
-            tree = tree[0]
-        if tree is None:
-            return True
-        if name not in tree:
-            return False
-        tree = tree[name]
-    return True
 
 
 def _errors(cluster: HostedCluster) -> Iterator[PlanFinding]:

@@ -9,8 +9,9 @@ from clusters import LB, NODE_PORT, cluster
 
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
-from isthmus.hosting.comparison import compare
+from isthmus.hosting.comparison import compare, comparison_lines
 from isthmus.hosting.convert import convert
+from isthmus.hosting.document import read
 from isthmus.hosting.model import ControlPlaneService, EndpointAccess, Platform, Strategy
 from isthmus.hosting.models import V1ALPHA1, V1BETA1
 
@@ -150,3 +151,12 @@ def test_the_comparison_says_what_each_version_makes_of_an_entry() -> None:
     assert found["OAuthServer"] == ("whoever reaches the management cluster's nodes",) * 2
     assert found["OVNSbDb"] == ("no effect", "not published")
     assert found["OIDC"] == ("no effect", "everybody, from a bucket")
+
+
+def test_what_the_other_version_refuses_is_said_beside_the_columns() -> None:
+    text = NEW.read_text().replace("type: AWS\n    aws:", "type: GCP\n    gcp:")
+    text = text.replace("  platform:\n", "  capabilities: {}\n  platform:\n")
+    lines = list(comparison_lines(read(text, "c")))
+    assert "  v1alpha1 refuses spec.platform.type: v1alpha1 has no platform GCP" in lines
+    assert "  v1alpha1 refuses spec.capabilities: v1alpha1 has no such field" in lines
+    assert not [line for line in lines if "v1beta1 refuses" in line]
