@@ -61,11 +61,16 @@ def to_egress_selector(config: ConnectivityConfig, *, version: str = VERSIONS[0]
     _refuse_lost(EGRESS_SELECTOR, _lost_by_egress(config))
     api_version = next(one for one in EGRESS.versions if one.endswith(f"/{version}"))
     selections = [
-        {"name": _egress_name(network.name), "connection": _selection(network.connection)}
+        {"name": egress_name(network.name), "connection": _selection(network.connection)}
         for network in config.networks.values()
     ]
     document = {"apiVersion": api_version, "kind": EGRESS_SELECTOR, "egressSelections": selections}
     return to_yaml([document])
+
+
+def is_lost_by_egress(config: ConnectivityConfig) -> bool:
+    """Whether an egress selector cannot say all of it."""
+    return next(_lost_by_egress(config), None) is not None
 
 
 def _refuse_lost(kind: str, lost: Iterator[tuple[NetworkConfig | None, str]]) -> None:
@@ -91,7 +96,7 @@ def _lost_by_service(config: ConnectivityConfig) -> Iterator[tuple[NetworkConfig
 def _lost_by_egress(config: ConnectivityConfig) -> Iterator[tuple[NetworkConfig | None, str]]:
     for network in config.networks.values():
         connection = network.connection
-        if _egress_name(network.name) not in NAMES:
+        if egress_name(network.name) not in NAMES:
             yield network, "there are no networks but controlplane, cluster and etcd"
         if network.cidrs:
             yield network, f"there are no cidrs ({', '.join(map(str, network.cidrs))})"
@@ -107,7 +112,8 @@ def _lost_by_egress(config: ConnectivityConfig) -> Iterator[tuple[NetworkConfig 
             yield network, "a client certificate is required, and there is none"
 
 
-def _egress_name(name: str) -> str:
+def egress_name(name: str) -> str:
+    """What an egress selector calls a network."""
     return CONTROL_PLANE if name == MASTER else name
 
 

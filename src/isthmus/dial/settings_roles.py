@@ -9,13 +9,16 @@ from typing import ClassVar
 from isthmus.errors import ConfigError
 from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.settings.rules_roles import Admits, Role, admits
+from isthmus.text.addresses import is_loopback
 
 AGENT_NAMES, CLIENT_NAMES = "--agent-names", "--client-names"
+#: What --server-auth takes.
+MTLS, NONE_ON_LOOPBACK = "mtls", "none-on-loopback"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSettings(SettingsBlock):
-    """Which names certificates must have that come as agents, and as clients."""
+    """Which certificates come as agents and as clients, and whether clients need one."""
 
     GO: ClassVar = OURS
 
@@ -38,6 +41,56 @@ class RoleSettings(SettingsBlock):
         group="Frontend, where kube-apiserver connects",
         metavar="NAME",
     )
+
+    server_auth: str = option(
+        MTLS,
+        help="Have clients of the TCP frontend prove who they are by a certificate of "
+        f"--server-ca-cert; {NONE_ON_LOOPBACK} asks for none, and needs a --server-bind-address on "
+        "loopback",
+        choices=(MTLS, NONE_ON_LOOPBACK),
+        metavar=f"{MTLS}|{NONE_ON_LOOPBACK}",
+        group="Frontend, where kube-apiserver connects",
+    )
+
+    @property
+    def proves_clients(self) -> bool:
+        """Clients of the TCP frontend have to prove who they are."""
+        return self.server_auth == MTLS
+
+    def check_frontend_at(self, host: str) -> None:
+        """Refuse an address where others than this machine would be served without proof.
+
+        Raises:
+            ConfigError: they would be.
+        """
+        if not (self.proves_clients or is_loopback(host)):
+            raise ConfigError(
+                f"--server-auth={NONE_ON_LOOPBACK} needs a --server-bind-address on loopback, such"
+                f" as 127.0.0.1, not {host or 'every address'}: whoever reaches the frontend"
+                " reaches what agents reach"
+            )
+
+    def check_frontend(self, host: str, clients_ca: str) -> None:
+        """Hold a TCP frontend at this address against how its clients prove who they are.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        self.check_frontend_at(host)
+        if not self.proves_clients and clients_ca:
+            raise ConfigError(
+                f"--server-ca-cert and --server-auth={NONE_ON_LOOPBACK} exclude each other: no"
+                " client is asked for a certificate"
+            )
+
+    def warnings(self) -> list[str]:
+        """What is allowed for a TCP frontend, but hardly meant."""
+        if self.proves_clients:
+            return []
+        return [
+            f"--server-auth={NONE_ON_LOOPBACK}: every user and every process of this machine"
+            " reaches what agents reach; a UNIX socket (--uds-name) is for its user and group alone"
+        ]
 
     @property
     def admits_agents(self) -> Admits:

@@ -9,6 +9,9 @@ sentence on standard error and exit code 2.
 
 - A TCP frontend needs `--server-cert`, `--server-key` and `--server-ca-cert`. `--uds-name` alone
   opens no TCP port; with `--server-port` as well, both listen.
+- `--server-auth=none-on-loopback` asks clients for no certificate. It needs a loopback
+  `--server-bind-address`, and no `--server-ca-cert`
+  ([who may connect then](../kep-1281.md#the-proposals-own-sample)).
 - `--cluster-cert` and `--cluster-key` are always needed, and `--cluster-ca-cert` too unless
   `--insecure-agents` says that agents are not authenticated.
 - Ports are 0 to 65535, and 0 takes any free one. `--server-port=0` with `--uds-name` and without

@@ -33,6 +33,8 @@ def bind_doors(settings: ServerSettings) -> Iterator[BoundDoor]:
         if port is not None:
             for sock in bind_tcp(settings.server_bind_address, port, flag=f"--{port_flag}"):
                 yield BoundDoor(mode, f"--{port_flag}", sock)
+                # systemd may have passed another than the flags say
+                settings.roles.check_frontend_at(str(sock.getsockname()[0]))
         if uds:
             bound = bind_uds(
                 uds, delete_existing=settings.delete_existing_uds_file, flag=f"--{uds_flag}"

@@ -416,6 +416,8 @@ class ServerSettings(CarrierSettings):
     def warnings(self) -> list[str]:
         """What is allowed, but hardly meant; said once, at the start."""
         found = self._check_node_traffic()
+        if any(door.port is not None for door in self.doors):
+            found += self.roles.warnings()
         if self.insecure_agents and self.gates.enabled(CLUSTER_TO_MASTER):
             found.append(
                 f"--insecure-agents and {CLUSTER_TO_MASTER}: whoever reaches the agent port reaches"
@@ -472,6 +474,9 @@ class ServerSettings(CarrierSettings):
                 )
         if all(door.port is None for door in self.doors):
             return
+        self.roles.check_frontend(self.server_bind_address, self.server_ca_cert)
+        if not self.roles.proves_clients:
+            del tls["server-ca-cert"]
         for flag, value in tls.items():
             if not value:
                 raise ConfigError(

@@ -103,16 +103,46 @@ def check(files: tuple[str, ...], skip_files: bool, output: str | None) -> None:
     type=click.Choice(["v1beta1", "v1alpha1"]),
     help="Write an egress-selector in this version [default: v1beta1]",
 )
-def convert(files: tuple[str, ...], kind: str | None, version: str | None) -> None:
+@click.option(
+    "--strict",
+    is_flag=True,
+    help="Refuse what an egress-selector cannot say, instead of proposing another way",
+)
+@click.option(
+    "--client-cert",
+    metavar="FILE",
+    default="",
+    help="Have a proposal show this certificate to servers by TCP",
+)
+@click.option(
+    "--client-key", metavar="FILE", default="", help="Have a proposal use this key with it"
+)
+@click.option(
+    "--uds-name",
+    metavar="PATH",
+    default="",
+    help="Have a proposal go by this UNIX socket instead of TCP; {network} is the network's name",
+)
+def convert(
+    files: tuple[str, ...],
+    kind: str | None,
+    version: str | None,
+    strict: bool,
+    client_cert: str,
+    client_key: str,
+    uds_name: str,
+) -> None:
     """Print a configuration as the other kind, or in the other version
 
-    A conversion that would lose something is refused with exit code 2, and says what. Comments
-    are not kept, and the documents of several networks become one list of an egress-selector.
-    Certificates and keys need not be there.
+    What an egress-selector cannot say (a protocol, a TCP port without a client's certificate,
+    destinations, other networks) is changed into a way that kube-apiserver has, or left out, with
+    a warning for each change; --strict refuses instead, with exit code 2. Comments are not kept,
+    and the documents of several networks become one list. Certificates and keys need not be there.
 
     \b
     Example:
       isthmus config convert egress.yaml
+      isthmus config convert kep-1281.yaml --client-cert client.crt --client-key client.key
       isthmus config convert egress-v1alpha1.yaml --to egress-selector --version v1beta1
     """
     from isthmus.dial import settings_connectivity_writing as writing
@@ -124,8 +154,24 @@ def convert(files: tuple[str, ...], kind: str | None, version: str | None) -> No
         raise ConfigError("--version is for --to egress-selector; the other kind has one version")
     for warning in loaded.warnings:
         click.echo(f"warning: {warning}", err=True)
-    with_version = version or writing.VERSIONS[0]
-    click.echo(_write(loaded.config, kind, with_version), nl=False)
+    config = loaded.config
+    if kind == "egress-selector" and not strict and writing.is_lost_by_egress(config):
+        config = _proposed(config, client_cert, client_key, uds_name)
+    click.echo(_write(config, kind, version or writing.VERSIONS[0]), nl=False)
+
+
+def _proposed(config: ConnectivityConfig, cert: str, key: str, uds_name: str) -> ConnectivityConfig:
+    """What an egress-selector can say of it; each change is a warning."""
+    from isthmus.dial.settings_connectivity_proposal import ProposalChoices, propose_egress
+
+    choices = ProposalChoices(client_cert=cert, client_key=key, uds=uds_name)
+    choices.check()
+    proposal = propose_egress(config, choices)
+    if not proposal.config.networks:
+        return config  # which is refused, with all that is wrong with it
+    for change in proposal.changes:
+        click.echo(f"warning: {change}", err=True)
+    return proposal.config
 
 
 def _other_kind(kinds: Sequence[tuple[str, str]], version: str | None) -> str:
