@@ -135,7 +135,8 @@ _AZURE: Final = {
     **_values("cloud", "location", "resourceGroup", "vnetID", "subnetID", "subscriptionID"),
     **_values("securityGroupID", "tenantID", "containerRegistry", "topology"),
     "azureAuthenticationConfig": {
-        **_values("azureAuthenticationConfigType", "managedIdentities"),
+        "azureAuthenticationConfigType": ANY,
+        "managedIdentities": _values("controlPlane", "dataPlane"),
         "workloadIdentities": _values(
             "imageRegistry",
             "ingress",

@@ -19,6 +19,8 @@ from isthmus.hosting.model import (
 )
 from isthmus.hosting.models import DESIGNED, V1BETA1
 from isthmus.hosting.objects import makes
+from isthmus.hosting.objects_egress import egress_policies
+from isthmus.hosting.objects_metrics import metrics_objects
 from isthmus.hosting.rules_endpoints import NOT_HERE, why_not
 from isthmus.hosting.visibility import (
     INGRESS,
@@ -70,6 +72,7 @@ def explain(plan: PublishPlan) -> str:
     lines = [*_topology(plan.cluster), *_router(plan), ""]
     for service in ControlPlaneService:
         lines += _service(plan, service)
+    lines += _beside(plan.cluster)
     lines += [*comparison_lines(plan.cluster), ""]
     lines += _designed(plan)
     lines += _said(plan)
@@ -145,6 +148,21 @@ def _service(plan: PublishPlan, service: ControlPlaneService) -> Iterator[str]:
     for made in makes(plan.cluster, service):
         yield f"  {made.key} {made.purpose}."
     yield ""
+
+
+def _beside(cluster: HostedCluster) -> Iterator[str]:
+    """What is made for no service."""
+    found = {
+        "Metrics: forwarded to the guest's own monitoring": metrics_objects(cluster),
+        "What leaves the control plane: kept away from the management cluster": tuple(
+            egress_policies(cluster)
+        ),
+    }
+    for title, made in found.items():
+        if made:
+            yield title
+            yield from (f"  {each.key} {each.purpose}." for each in made)
+            yield ""
 
 
 def _seen(endpoint: PlannedEndpoint) -> str:

@@ -11,6 +11,19 @@ from isthmus.hosting.rules import CRD, RuleBreak, RuleList, place
 _AZURE = "spec.platform.azure"
 _IDENTITIES = f"{_AZURE}.azureAuthenticationConfig"
 _PRIVATE = f"{_AZURE}.private"
+#: What the CRD wants to find in each; the control plane operator needs one for PrivateLink alone.
+_MEMBERS = {
+    "managedIdentities": ("controlPlane", "dataPlane"),
+    "workloadIdentities": (
+        "imageRegistry",
+        "ingress",
+        "file",
+        "disk",
+        "nodePoolManagement",
+        "cloudProvider",
+        "network",
+    ),
+}
 #: What HyperShift's controller wants to find.
 _NEEDED = {Platform.AWS: "aws", Platform.AZURE: "azure", Platform.AGENT: "agent"}
 
@@ -48,7 +61,7 @@ def _by_word(
 
 @RULES.error(
     "azure-identities",
-    "on Azure, managedIdentities and workloadIdentities are there with their own type",
+    "on Azure, managed and workload identities are there with their own type, and complete",
 )
 def _identities(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is not Platform.AZURE or _AZURE not in cluster.places:
@@ -67,6 +80,11 @@ def _identities(cluster: HostedCluster) -> Iterator[RuleBreak]:
         "WorkloadIdentities": "workloadIdentities",
     }
     yield from _by_word(cluster, word, parts, _IDENTITIES)
+    section = f"{_IDENTITIES}.{parts[word]}"
+    for member in _MEMBERS[parts[word]] if section in cluster.places else ():
+        path = f"{section}.{member}"
+        if path not in cluster.places:
+            yield RuleBreak(f"{parts[word]} has no {member}", f"add {path}", place(cluster, path))
 
 
 @RULES.error(

@@ -59,6 +59,10 @@ def node_port(address: str, port: int = 0) -> dict[str, Any]:
 
 BALANCER: dict[str, Any] = {"type": "LoadBalancer", "loadBalancer": {}}
 
+WORKLOADS = (
+    *("imageRegistry", "ingress", "file", "disk", "nodePoolManagement", "cloudProvider"),
+    *("network", "controlPlaneOperator"),
+)
 AWS = example("public-loadbalancer")
 PRIVATE = example("private-route")
 BARE = example("nodeport-baremetal")
@@ -74,7 +78,7 @@ AZURE = changed(
                     "azureAuthenticationConfigType": "WorkloadIdentities",
                     "workloadIdentities": {
                         name: {"clientID": "12345678-1234-5678-9012-123456789012"}
-                        for name in ("ingress", "network", "controlPlaneOperator")
+                        for name in WORKLOADS
                     },
                 },
             },
@@ -88,7 +92,7 @@ SWIFT = {"type": "Swift", "swift": {"podNetworkInstance": "instance"}}
 IDENTITIES = "spec.platform.azure.azureAuthenticationConfig"
 MANAGED = {
     f"{IDENTITIES}.azureAuthenticationConfigType": "ManagedIdentities",
-    f"{IDENTITIES}.managedIdentities": {"dataPlane": {}},
+    f"{IDENTITIES}.managedIdentities": {"controlPlane": {}, "dataPlane": {}},
     f"{IDENTITIES}.workloadIdentities": REMOVED,
 }
 OPERATOR = "spec.operatorConfiguration.clusterNetworkOperator"
@@ -301,6 +305,11 @@ CASES: dict[str, list[Case]] = {
             f"{IDENTITIES}.managedIdentities",
         ),
         Case(AZURE, {IDENTITIES: REMOVED}, f"{IDENTITIES}.azureAuthenticationConfigType"),
+        Case(
+            AZURE,
+            {f"{IDENTITIES}.workloadIdentities.disk": REMOVED},
+            f"{IDENTITIES}.workloadIdentities.disk",
+        ),
     ],
     "azure-private-section": [
         Case(AZURE, {TOPOLOGY: "Private", LINK: {"type": "PrivateLink"}}, f"{LINK}.privateLink"),

@@ -10,6 +10,7 @@ from isthmus.hosting.model import (
     ControlPlaneService,
     EndpointAccess,
     HostedCluster,
+    ManagementNetwork,
     Platform,
     Weight,
 )
@@ -159,3 +160,18 @@ def test_no_router_is_promised_on_ibm_cloud() -> None:
     text = explain(make_plan(cluster(Platform.IBMCLOUD, services={API: ROUTE})))
     assert "Routes for everybody are served by the ingress" in text
     assert "router of their own" not in text
+
+
+def test_what_is_made_for_no_service_is_told() -> None:
+    management = ManagementNetwork(api=("10.0.0.1",))
+    lines = said(
+        cluster(forwards_metrics=True, management=management, api_dns_name="k8s.example.net")
+    )
+    assert (
+        "  Route/metrics-proxy leads the guest's monitoring to the control plane's metrics."
+        in lines
+    )
+    (policy,) = [line for line in lines if line.startswith("  NetworkPolicy/management-api ")]
+    assert "do not need it" in policy
+    assert "  k8s.example.net:6443" in lines
+    assert not any("metrics" in line or "NetworkPolicy" in line for line in said(cluster()))
