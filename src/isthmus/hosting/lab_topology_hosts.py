@@ -21,6 +21,7 @@ from ipaddress import (
 from typing import Any
 
 from isthmus.errors import ConfigError
+from isthmus.hosting.endpoints import API_DNS_NAME
 from isthmus.hosting.model import (
     ControlPlaneService,
     PlannedEndpoint,
@@ -241,13 +242,16 @@ def complete(plan: PublishPlan) -> PublishPlan:
     if sum(not each.port for each in plan.endpoints) > len(free):
         raise ConfigError(f"serviceNodePortRange: {low}-{high} has too few ports for a lab")
     ports = iter(free)
+    chosen: dict[str, int] = {}  # by Service: a further name of it has the same port
     found = []
     for each in plan.endpoints:
         if each.service not in HOSTS:
             continue
         address = each.address or f"{each.name}.{plan.cluster.name}.lab.internal"
         sni = address if each.strategy is Strategy.ROUTE and not each.sni else each.sni
-        found.append(replace(each, address=address, sni=sni, port=each.port or next(ports)))
+        port = each.port or chosen.get(each.by) or next(ports)
+        chosen[each.by] = port
+        found.append(replace(each, address=address, sni=sni, port=port))
     cluster = plan.cluster
     named = replace(cluster, cluster_id=cluster.cluster_id or _CLUSTER_ID)
     return replace(plan, cluster=named, endpoints=tuple(found))
@@ -268,12 +272,20 @@ def fronts(plan: PublishPlan, ground: LabNetworks) -> list[LabFront]:
     for each in plan.endpoints:
         if each.strategy is Strategy.NONE:
             continue
-        key = _key(each)
+        key = _key(_named_first(each, plan))
         if key not in found:
             network, address = _place(each, ground)
             found[key] = LabFront(_host(key, found), network, address)
         found[key].endpoints.append(each)
     return list(found.values())
+
+
+def _named_first(endpoint: PlannedEndpoint, plan: PublishPlan) -> PlannedEndpoint:
+    """The endpoint whose address a further name stands for."""
+    if endpoint.name != API_DNS_NAME:
+        return endpoint
+    same = (endpoint.service, endpoint.strategy, endpoint.by)
+    return next(one for one in plan.endpoints if (one.service, one.strategy, one.by) == same)
 
 
 def _key(endpoint: PlannedEndpoint) -> str:
@@ -321,13 +333,8 @@ def front_host(front: LabFront, plan: PublishPlan) -> dict[str, Any]:
             command += f" --listen-proxy=:{SHARED_INGRESS_PORT}"
         made["processes"] = {f"{front.host}-sni": command}
         return made
-    made["services"] = [
-        {
-            "address": str(HostPort(front.address, each.port)),
-            "to": str(behind[each.service]),
-        }
-        for each in front.endpoints
-    ]
+    led = {HostPort(front.address, each.port): behind[each.service] for each in front.endpoints}
+    made["services"] = [{"address": str(at), "to": str(to)} for at, to in led.items()]
     return made
 
 

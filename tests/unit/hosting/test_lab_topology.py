@@ -10,10 +10,17 @@ import yaml
 from isthmus.errors import ConfigError
 from isthmus.hosting.lab_topology import lab_topology
 from isthmus.hosting.lab_topology_hosts import LabNetworks, inside, outside
-from isthmus.hosting.model import ControlPlaneService, EndpointAccess, Platform, PublishPlan
+from isthmus.hosting.model import (
+    ControlPlaneService,
+    EndpointAccess,
+    Platform,
+    Publishing,
+    PublishPlan,
+)
 from isthmus.hosting.plan import make_plan
 from isthmus.lab.reading import read
 from isthmus.lab.topology import AttemptFailure, Expectation, Topology
+from isthmus.values import HostPort
 from tests.unit.hosting.clusters import LB, NODE_PORT, ROUTE, cluster, published
 from tests.unit.hosting.every_plan import every_plan
 
@@ -39,6 +46,11 @@ def address(found: Topology, host: str) -> str:
     return str(found.host(host).addresses[0])
 
 
+def targets(found: Topology) -> list[str]:
+    attempts = [step.attempt for step in found.steps if isinstance(step, Expectation)]
+    return [each.target.removeprefix("https://").rstrip("/") for each in attempts]
+
+
 def expected(found: Topology, host: str, target: str) -> bool | None:
     """Whether a host is to reach a target; None where nothing is said about it."""
     for step in found.steps:
@@ -59,6 +71,30 @@ def test_every_plan_is_a_topology(name: str) -> None:
     for endpoint in plan.endpoints:
         for host in ("node", "user", "operator", "component"):
             assert expected(found, host, str(endpoint.target)) is not None
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        published(API, LB),
+        published(API, ROUTE),
+        published(API, NODE_PORT, node_address="192.0.2.10"),
+        published(API, NODE_PORT, node_address="192.0.2.10", node_port=0),
+    ],
+    ids=["LoadBalancer", "Route", "NodePort", "NodePort of the platform's choice"],
+)
+def test_a_further_name_of_kube_apiserver_is_at_the_address_of_the_first(entry: Publishing) -> None:
+    name = "k8s.example.net"
+    plan = plan_of(Platform.NONE, services={API: entry}, api_dns_name=name)
+    first = next(each for each in plan.endpoints if each.service is API)
+    found = topology(plan)
+    known = {named: str(address) for named, address in found.names}
+    assert known[name] == known.get(first.address, first.address)
+    (port,) = {HostPort.parse(target).port for target in targets(found) if name in target}
+    assert any(target == str(HostPort(first.address, port)) for target in targets(found))
+    for host in ("node", "user", "operator"):
+        reached = expected(found, host, f"{name}:{port}")
+        assert reached is expected(found, host, str(HostPort(first.address, port)))
 
 
 def test_what_nobody_on_the_internet_reaches() -> None:
