@@ -9,6 +9,7 @@ import stat
 import subprocess
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,9 +18,11 @@ from clients import LIMIT_S, Client, Target, TlsClient, connect_uds, free_port, 
 from own_network import needs_root, own_network
 from pods import USER, Node, can_run
 from programs import COMMAND, ENVIRONMENT
+from sni_bed import hello_bytes
 from stack import client_context, http_get, wait_until
 
 from isthmus.tools.pki import making as pki
+from isthmus.wire.proxy_protocol import ProxyHeader, Tlv
 
 pytestmark = needs_root
 
@@ -107,6 +110,34 @@ def probe(container: dict[str, Any], kind: str) -> int:
 
 def is_ready(container: dict[str, Any]) -> bool:
     return probe(container, "readiness") == 200
+
+
+def test_a_router_works_as_it_is_confined(tmp_path: Path) -> None:
+    port = free_port()
+    with Target() as target, Node() as node:
+        routes = tmp_path / "routes.yaml"
+        routes.write_text(
+            "apiVersion: isthmus.dev/v1alpha1\nkind: SNIRoutes\n"
+            f"routes: [{{name: r, tlv: [id], backends: ['{target.name}']}}]\n"
+        )
+        node.directory("/etc/isthmus/routes")
+        node.put("/etc/isthmus/routes/routes.yaml", routes)
+        spec = pod(
+            "sni-router", f"--routes={routes}", f"--listen=:{free_port()}",
+            f"--listen-proxy=:{port}", f"--health-port={free_port()}",
+            f"--admin-port={free_port()}",
+        )  # fmt: skip
+        (container,) = spec["containers"]
+        router = node.start(container, "router")
+        router.wait_log("serving ")
+        assert probe(container, "liveness") == 200 and is_ready(container)
+        hello = hello_bytes("kubernetes.default.svc")
+        told = ProxyHeader(tlvs=(Tlv(0x20, b"id"),)).to_bytes()
+        with Client(socket.create_connection(("127.0.0.1", port), LIMIT_S)) as client:
+            client.send(told + hello)
+            with target.accept() as far:
+                assert far.read_exactly(len(hello)) == hello
+        router.stop()
 
 
 def connect(form: str, node: Node, server: dict[str, Any], files: pki.PkiFiles) -> Client:

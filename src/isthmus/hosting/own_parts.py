@@ -30,7 +30,6 @@ from isthmus.hosting.own_parts_names import (
     no_proxy,
 )
 from isthmus.hosting.own_parts_routes import (
-    ROUTER_PROGRAM,
     NamedRoute,
     SharedAddress,
     routes_document,
@@ -38,11 +37,10 @@ from isthmus.hosting.own_parts_routes import (
     with_metrics,
 )
 from isthmus.hosting.visibility import SHARED_INGRESS, is_private
-from isthmus.manifests import containers, pods, volumes
-from isthmus.manifests.arguments import arguments, for_pod
-from isthmus.manifests.pods import Manifest, Pod
+from isthmus.manifests import containers
+from isthmus.manifests.arguments import arguments
+from isthmus.manifests.pods import Manifest
 from isthmus.manifests.settings import DAEMON_SET, PATCH, STATIC_POD
-from isthmus.manifests.volumes import FlagFile
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.programs.agent.render_manifest import AgentPlan, agent_manifest
 from isthmus.programs.agent.settings import AgentSettings
@@ -67,8 +65,10 @@ from isthmus.programs.server.settings_manifest import (
     ServerManifestSettings,
     with_defaults,
 )
+from isthmus.programs.sni_router.render_manifest import RouterPlan, workload
 from isthmus.programs.sni_router.rules import CLUSTER_ID_TLV
 from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.programs.sni_router.settings_manifest import SniRouterManifestSettings
 from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
 from isthmus.text.go_yaml import to_yaml
@@ -106,12 +106,10 @@ CA = "/etc/kubernetes/apiserver-proxy-config/ca.crt"
 SHARED_INGRESS_PORT = 6443
 _IBM_PATH = "/livez?exclude=etcd&exclude=log"
 
-#: Where the Services of a plan lead: a port of this name.
-PORT_NAME, PORT = "https", 8443
+PORT = 8443
 ROUTES_CONFIG_MAP = "router-routes"
 _CONFIG = "/etc/isthmus/router/routes.yaml"
 _SERVICE = "Service/"
-_SPARE_S = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,27 +387,16 @@ def _deployment(namespace: str, choices: PartChoices) -> Manifest:
     flags = {"config": (_CONFIG,), "listen": (f":{PORT}",)}
     settings = load(SniRouterSettings, flags, {})
     settings.validate()
-    file = FlagFile.named("--config", _CONFIG)
-    volume = volumes.config_map("routes", ROUTES_CONFIG_MAP, {file.path.name: file})
-    container = containers.PodContainer(
-        name=ROUTER_PROGRAM,
-        image=choices.image,
-        args=for_pod([ROUTER_PROGRAM, *arguments(options_of(SniRouterSettings), flags)]),
-        security=containers.unprivileged_anybody(),
-        volumes=[volume],
-        ports={PORT_NAME: PORT, "health": settings.admin.health_port},
-        probes=containers.probes_of(settings.admin),
-        resources=containers.resources(),
-    )
-    pod = Pod(
+    manifest = SniRouterManifestSettings(
         name=PRIVATE_ROUTER,
         namespace=namespace,
-        containers=[container.to_spec()],
-        volumes=[volume],
-        grace_s=int(settings.graceful_shutdown_timeout_s) + _SPARE_S,
-        extra={"automountServiceAccountToken": False},
+        image=choices.image,
+        replicas=min(choices.replicas, 2),
+        config_map=ROUTES_CONFIG_MAP,
     )
-    made = pods.deployment(pod, replicas=min(choices.replicas, 2))
+    manifest.validate()
+    plan = RouterPlan(manifest=manifest, settings=settings, given=flags)
+    made = workload(plan, security=containers.unprivileged_anybody())
     labels: dict[str, Any] = made["spec"]["template"]["metadata"]["labels"]
     made["spec"]["template"]["metadata"]["labels"] = {**labels, "app": PRIVATE_ROUTER}
     return made

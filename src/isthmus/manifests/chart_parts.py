@@ -160,9 +160,12 @@ _HEALTH = "/etc/isthmus/health"
 
 
 def references(
-    who: str, known: Mapping[str, Computed], *, own_id: str, paths: Sequence[str] = ()
+    who: str, known: Mapping[str, Computed], *, own_id: str = "", paths: Sequence[str] = ()
 ) -> list[Node]:
-    """Variables for the fields of the pod that arguments refer to, and one that has its name."""
+    """Variables for the fields of the pod that arguments refer to, and one that has its name.
+
+    That one, ``own_id``, is for programs of which each pod needs an id of its own.
+    """
     found: list[Node] = []
     for name in REFERENCES:
         said = mentions(f"{who}.extraArgs", f"$({name})")
@@ -172,8 +175,7 @@ def references(
             When(said | known[name] if name in known else said, each)
             for each in containers.fields([name])
         ]
-    # Every pod needs an id of its own, and its name is one.
-    return [*found, *containers.fields([], **{own_id: "POD_NAME"})]
+    return [*found, *containers.fields([], **({own_id: "POD_NAME"} if own_id else {}))]
 
 
 def or_usual(path: str, usual: Node) -> When:

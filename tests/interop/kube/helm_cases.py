@@ -125,12 +125,35 @@ CHANGED: dict[str, Any] = {
     "agent.networkPolicy.enabled": False,
     "agent.networkPolicy.allowCidrs": ["10.0.0.0/8"],
     "agent.extraArgs": ["--dial-timeout=3s", "--agent-network=$(NODE_NAME)"],
+    "sniRouter.enabled": True,
+    "sniRouter.name": "front",
+    "sniRouter.replicas": 3,
+    "sniRouter.configMap": "all-routes",
+    "sniRouter.port": 9443,
+    "sniRouter.proxied.enabled": True,
+    "sniRouter.proxied.port": 7443,
+    "sniRouter.acceptProxy": True,
+    "sniRouter.proxyFrom": ["10.0.0.0/24", "fd00::/64"],
+    "sniRouter.service.type": "ClusterIP",
+    "sniRouter.service.port": 6443,
+    "sniRouter.service.annotations": {"example.com/internal": "true"},
+    "sniRouter.healthPort": 18096,
+    "sniRouter.healthSecret": "router-health",
+    "sniRouter.adminPort": 18097,
+    "sniRouter.gracefulShutdownSeconds": 60,
+    "sniRouter.podDisruptionBudget.enabled": False,
+    "sniRouter.networkPolicy.enabled": False,
+    "sniRouter.extraArgs": ["--max-connections=5000", "--health-bind-address=$(POD_IP)"],
     "monitoring.podMonitor.enabled": True,
     "monitoring.podMonitor.interval": "5s",
     "monitoring.podMonitor.labels": {"release": "x"},
     "monitoring.prometheusRule.enabled": True,
     "monitoring.prometheusRule.labels": {"release": "x"},
-    **{f"{who}.{key}": value for who in ("server", "agent") for key, value in _POD.items()},
+    **{
+        f"{who}.{key}": value
+        for who in ("server", "agent", "sniRouter")
+        for key, value in _POD.items()
+    },
 }
 # Whether something is there at all.
 _SWITCHES = frozenset(
@@ -160,6 +183,18 @@ def _kinds() -> dict[str, Changes]:
     return found
 
 
+def _sni_router() -> dict[str, Changes]:
+    """The router alone, by defaults and with every value of it changed."""
+    alone = {"server.enabled": False, "agent.enabled": False, "sniRouter.enabled": True}
+    plain = {path: what for path, what in CHANGED.items() if path not in _SWITCHES}
+    by_tlv = {"sniRouter.proxied.enabled": True, "sniRouter.service.type": "NodePort"}
+    return {
+        "sni-router-usual": {"sniRouter.enabled": True},
+        "sni-router-alone": {**alone, **by_tlv, "sniRouter.proxyFrom": ["10.0.0.0/24"]},
+        "sni-router-changed": {**plain, **alone, "sniRouter.proxied.enabled": True},
+    }
+
+
 #: What neither takes.
 WRONG: dict[str, tuple[Changes, str]] = {
     "no-proxy-alone": ({"agent.noProxy": [".svc"]}, "agent.noProxy needs agent.httpsProxy"),
@@ -178,6 +213,15 @@ WRONG: dict[str, tuple[Changes, str]] = {
     "audit-file": ({"server.extraArgs": ["--audit-log-path=/var/log/a"]}, "extraArgs"),
     "one-dash": ({"server.extraArgs": ["-v"]}, "extraArgs"),
     "dollar": ({"agent.identifiers": "host=$HOME"}, "identifiers"),
+    "accept-proxy-alone": (
+        {"sniRouter.enabled": True, "sniRouter.acceptProxy": True},
+        "sniRouter.acceptProxy needs sniRouter.proxyFrom",
+    ),
+    "proxy-from-alone": (
+        {"sniRouter.enabled": True, "sniRouter.proxyFrom": ["10.0.0.0/24"]},
+        "sniRouter.proxyFrom needs sniRouter.acceptProxy",
+    ),
+    "low-port": ({"sniRouter.enabled": True, "sniRouter.port": 443}, "port"),
     "nobody-to-connect-to": ({"server.enabled": False}, "agent.servers.hosts is empty"),
     "sidecar-alone": ({"server.kind": "sidecar"}, "server.kubeconfig.secret"),
     "static-pod-files": (
@@ -207,4 +251,5 @@ def every_case() -> dict[str, Changes]:
         },
         **documented(),
         **_kinds(),
+        **_sni_router(),
     }

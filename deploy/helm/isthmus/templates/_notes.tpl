@@ -53,6 +53,15 @@ egressSelections:
 {{- if and (and $.Values.agent.enabled $.Values.agent.healthSecret) $.Values.monitoring.podMonitor.enabled }}
   Secret {{ $.Values.agent.healthSecret }} (tls.crt, tls.key, ca.crt)
 {{- end }}
+{{- if $.Values.sniRouter.enabled }}
+  ConfigMap {{ $.Values.sniRouter.configMap }} (routes.yaml)
+{{- end }}
+{{- if and (and $.Values.sniRouter.enabled $.Values.sniRouter.healthSecret) (not $.Values.monitoring.podMonitor.enabled) }}
+  Secret {{ $.Values.sniRouter.healthSecret }} (tls.crt, tls.key)
+{{- end }}
+{{- if and (and $.Values.sniRouter.enabled $.Values.sniRouter.healthSecret) $.Values.monitoring.podMonitor.enabled }}
+  Secret {{ $.Values.sniRouter.healthSecret }} (tls.crt, tls.key, ca.crt)
+{{- end }}
 {{- if or $.Values.agent.enabled (and (and $.Values.server.enabled (not (eq $.Values.server.kind "staticPod"))) (or (eq $.Values.auth.mode "certificate") (and (eq $.Values.server.kind "deployment") (not $.Values.certificates.clientCaConfigMap)))) }}
   ConfigMap {{ $.Values.certificates.caConfigMap }} (ca.crt)
 {{- end }}

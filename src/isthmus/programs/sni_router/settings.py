@@ -66,8 +66,8 @@ class SniRouterSettings(CarrierSettings):
     )
     listen_proxy: tuple[str, ...] = option(
         (),
-        help="Listen here for connections that begin with a PROXY header, as those of"
-        " apiserver-proxy do: its TLV is read, its source only from --proxy-from",
+        help="Listen here for connections that begin with a PROXY header, as those of proxies on"
+        " nodes do: its TLV is read, its source only from --proxy-from",
         repeat=True,
         group=_PROXY,
         metavar="[HOST]:PORT",

@@ -1,0 +1,211 @@
+"""An SNI router in a cluster: its Deployment, the Service in front, and its budget.
+
+The pods need no rights in the cluster: no account, no token, no capability. Sources are kept on the
+way in (``externalTrafficPolicy: Local``), because routes are held against them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from isthmus.errors import ConfigError
+from isthmus.manifests import around, containers, pods, volumes
+from isthmus.manifests.arguments import Given, arguments, for_pod, references
+from isthmus.manifests.around import WorkloadOwner
+from isthmus.manifests.containers import PodContainer, fields
+from isthmus.manifests.pods import Manifest, Pod
+from isthmus.manifests.volumes import FlagFile, Volume
+from isthmus.programs.sni_router.settings import SniRouterSettings
+from isthmus.programs.sni_router.settings_manifest import CLUSTER_IP, SniRouterManifestSettings
+from isthmus.settings.options import options_of
+from isthmus.text.go_yaml import to_yaml
+
+PROGRAM_NAME = "sni-router"
+#: Where the pods find their routes, and listen, unless flags say otherwise.
+CONFIG = "/etc/isthmus/routes/routes.yaml"
+LISTEN = ":8443"
+SPARE_S = 5
+#: Where a Service leads: connections by name, as HyperShift calls it, and those by TLV.
+PORT_NAME, PROXY_PORT_NAME = "https", "proxied"
+_FILE = "FILE"
+_LOWEST = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterPlan:
+    """How the router is to run, and what was typed for it.
+
+    ``given`` has the router's flags as they were typed, ``settings`` what they mean. ``routes`` is
+    the text of the ConfigMap; None where somebody else makes it.
+    """
+
+    manifest: SniRouterManifestSettings
+    settings: SniRouterSettings
+    given: Given
+    routes: str | None = None
+
+    @property
+    def ports(self) -> dict[str, int]:
+        """The ports of the container by their names, without that of health."""
+        found: dict[str, int] = {}
+        for name, listeners in (
+            (PORT_NAME, self.settings.listeners),
+            (PROXY_PORT_NAME, self.settings.proxy_listeners),
+        ):
+            for number, port in enumerate(dict.fromkeys(port for _, port in listeners), 1):
+                found[name if number == 1 else f"{name}-{number}"] = port
+        return found
+
+    @property
+    def config(self) -> FlagFile:
+        """The file with the routes.
+
+        Raises:
+            ConfigError: its path is none that a manifest can say.
+        """
+        return FlagFile.named("--config", self.settings.config)
+
+    @property
+    def volumes(self) -> list[Volume]:
+        """The routes, and one Secret with all other files that flags name.
+
+        Raises:
+            ConfigError: a path is none that a manifest can say, or cannot be mounted.
+        """
+        manifest, config = self.manifest, self.config
+        files = [
+            FlagFile.named(f"--{option.flag}", text)
+            for option in options_of(SniRouterSettings)
+            if option.metavar == _FILE and option.attribute != "config"
+            if (text := option.value_in(self.settings))
+        ]
+        items = {config.path.name: config}
+        routes = volumes.config_map("routes", manifest.routes_config_map, items)
+        found = volumes.secret_directory(files, secret=manifest.secret or manifest.name)
+        volumes.check_apart([routes, *found])
+        return [routes, *found]
+
+    @property
+    def grace_s(self) -> int:
+        """How long a pod may take to end."""
+        return math.ceil(self.settings.graceful_shutdown_timeout_s) + SPARE_S
+
+
+def with_usual(given: Given) -> Given:
+    """The router's flags with those that a pod needs, where they were not typed."""
+    return {"config": (CONFIG,), "listen": (LISTEN,), **given}
+
+
+def sni_router_manifest(plan: RouterPlan) -> str:
+    """Write the manifest.
+
+    Raises:
+        ConfigError: the router cannot run in such pods; one sentence that says why.
+    """
+    check_router(plan.settings)
+    return to_yaml(_objects(plan))
+
+
+def check_router(settings: SniRouterSettings) -> None:
+    """See that the pods can do what the flags say.
+
+    Raises:
+        ConfigError: they cannot; one sentence that says why.
+    """
+    if settings.admin.health_port == 0:
+        raise ConfigError("--health-port must not be 0 in a manifest: probes have to find it")
+    for flag, listeners in (
+        ("--listen", settings.listeners),
+        ("--listen-proxy", settings.proxy_listeners),
+    ):
+        for host, port in listeners:
+            if not port:
+                raise ConfigError(f"{flag} needs a port in a manifest: the Service has to find it")
+            if port < _LOWEST:
+                raise ConfigError(
+                    f"{flag} {host}:{port}: a pod without privileges needs a port from {_LOWEST}"
+                    " on, such as :8443; --service-port is what clients connect to"
+                )
+
+
+def _objects(plan: RouterPlan) -> list[Manifest]:
+    manifest, settings = plan.manifest, plan.settings
+    owner = WorkloadOwner(name=manifest.name, namespace=manifest.namespace)
+    found: list[Manifest] = []
+    if plan.routes is not None:
+        data = {plan.config.path.name: plan.routes}
+        found.append(around.config_map(owner, manifest.routes_config_map, data))
+    if manifest.disruption_budget and manifest.replicas > 1:
+        found.append(around.disruption_budget(owner))
+    if manifest.network_policy:
+        ports = (*plan.ports.values(), settings.admin.health_port)
+        found.append(around.network_policy(owner, [around.to_ports(*ports)]))
+    return [*found, _service(plan, owner), workload(plan)]
+
+
+def _service(plan: RouterPlan, owner: WorkloadOwner) -> Manifest:
+    first, *others = plan.ports.items()
+    ports = {first[0]: plan.manifest.service_port, **dict(others)}
+    if len(set(ports.values())) < len(ports):
+        raise ConfigError(
+            f"--service-port {plan.manifest.service_port} is the port of another listener: give"
+            " one of them another number"
+        )
+    made = around.service(owner, ports, kind=plan.manifest.service_type)
+    return made if plan.manifest.service_type == CLUSTER_IP else keeping_sources(made)
+
+
+def keeping_sources(service: Manifest) -> Manifest:
+    """The Service without another node in between, whose address would be the source."""
+    service["spec"]["externalTrafficPolicy"] = "Local"
+    return service
+
+
+def workload(plan: RouterPlan, *, security: Manifest | None = None) -> Manifest:
+    """The Deployment; ``security`` is that of its container, where the user is not the manifest's.
+
+    Raises:
+        ConfigError: files cannot be mounted as they are named; one sentence.
+    """
+    manifest, settings = plan.manifest, plan.settings
+    found = plan.volumes
+    container = PodContainer(
+        name=PROGRAM_NAME,
+        image=manifest.image,
+        args=for_pod([PROGRAM_NAME, *arguments(options_of(SniRouterSettings), plan.given)]),
+        security=security or containers.unprivileged(manifest.run_as),
+        env=fields(references(plan.given)),
+        volumes=found,
+        ports={**plan.ports, "health": settings.admin.health_port},
+        probes=containers.probes_of(settings.admin),
+        resources=containers.resources(),
+    )
+    pod = Pod(
+        name=manifest.name,
+        namespace=manifest.namespace,
+        containers=[container.to_spec()],
+        volumes=found,
+        grace_s=plan.grace_s,
+        extra={
+            "automountServiceAccountToken": False,
+            **({} if security else {"securityContext": {"fsGroup": manifest.run_as}}),
+        },
+    )
+    return pods.deployment(pod, replicas=manifest.replicas)
+
+
+def plan_warnings(plan: RouterPlan) -> list[str]:
+    """What is not wrong and may still not be meant, each a sentence."""
+    found = []
+    if plan.routes is None:
+        found.append(
+            f"the ConfigMap {plan.manifest.routes_config_map} has to be there, with"
+            f" {plan.config.path.name}; --routes=FILE writes it"
+        )
+    if plan.manifest.service_type == CLUSTER_IP and not plan.settings.proxy_from:
+        found.append(
+            "whatever is in front of a ClusterIP is the source of every connection: allowedCIDRs"
+            " of routes need its PROXY headers, and --proxy-from"
+        )
+    return found

@@ -1,0 +1,112 @@
+"""The settings of ``isthmus manifest sni-router``: under which names, and what is in front."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+from isthmus.errors import ConfigError
+from isthmus.manifests.settings import (
+    IMAGE,
+    REPLICAS,
+    RUN_AS,
+    check_image,
+    check_name,
+    check_namespace,
+    check_object,
+    check_user,
+)
+from isthmus.settings.options import OURS, option
+from isthmus.settings.parsing import check_at_least, check_choices
+
+CLUSTER_IP, NODE_PORT, LOAD_BALANCER = "ClusterIP", "NodePort", "LoadBalancer"
+SERVICE_TYPES = (LOAD_BALANCER, NODE_PORT, CLUSTER_IP)
+_GROUP = "Manifest"
+_AROUND = "Around the pods"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SniRouterManifestSettings:
+    """How a router is to be run; ``validate()`` says whether it makes sense."""
+
+    GO: ClassVar = OURS
+
+    name: str = option(
+        "isthmus-sni-router", help="Give every object this name", metavar="NAME", group=_GROUP
+    )
+    namespace: str = option(
+        "isthmus", help="Put every object into this namespace", metavar="NAME", group=_GROUP
+    )
+    image: str = IMAGE(group=_GROUP)
+    replicas: int = REPLICAS(help="Run so many pods", group=_GROUP)
+    run_as: int = RUN_AS(group=_GROUP)
+    routes: str = option(
+        "",
+        help="Check this file with routes, and write it as the ConfigMap; without one the ConfigMap"
+        " has to be there",
+        once=True,
+        metavar="FILE",
+        group=_GROUP,
+    )
+    config_map: str = option(
+        "",
+        help="Take the routes from this ConfigMap, by the name of the file in --config; empty means"
+        " the name with -routes",
+        metavar="NAME",
+        group=_GROUP,
+    )
+    secret: str = option(
+        "",
+        help="Take all other files that flags name from this Secret; empty means the name",
+        metavar="NAME",
+        group=_GROUP,
+    )
+    service_type: str = option(
+        LOAD_BALANCER,
+        help="Make a Service of this type",
+        choices=SERVICE_TYPES,
+        metavar="|".join(SERVICE_TYPES),
+        group=_AROUND,
+    )
+    service_port: int = option(
+        443,
+        help="Give the Service this port for the first --listen; the others have their own numbers",
+        group=_AROUND,
+    )
+    network_policy: bool = option(
+        True,
+        help="Add a NetworkPolicy that lets connections in to the router's ports alone",
+        group=_AROUND,
+    )
+    disruption_budget: bool = option(
+        True, help="Add a PodDisruptionBudget where there are several pods", group=_AROUND
+    )
+
+    @property
+    def routes_config_map(self) -> str:
+        """The ConfigMap with the routes."""
+        return self.config_map or f"{self.name}-routes"
+
+    def validate(self) -> None:
+        """Look at each setting.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        check_choices(self)
+        check_name("name", self.name)
+        check_namespace(self.namespace)
+        check_image(self.image)
+        check_object("config-map", self.routes_config_map)
+        check_object("secret", self.secret or self.name)
+        check_user(self.run_as)
+        check_at_least("replicas", self.replicas, 1)
+        if not 0 < self.service_port < 65536:
+            raise ConfigError(f"--service-port must be from 1 to 65535, not {self.service_port}")
+
+    def warnings(self, given: Collection[str]) -> list[str]:
+        """What is not wrong and may still not be meant, each a sentence."""
+        if "disruption_budget" in given and self.disruption_budget and self.replicas == 1:
+            return ["one pod gets no PodDisruptionBudget: its node could not be drained"]
+        return []
