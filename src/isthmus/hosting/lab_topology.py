@@ -30,6 +30,7 @@ from isthmus.hosting.lab_topology_hosts import (
     fronts,
     inside,
     is_allowed,
+    named_first,
     outside,
     ports_at,
     routes,
@@ -423,6 +424,7 @@ def _rule(source: str, target: str, ports: Iterable[int]) -> Iterator[AllowRule]
 
 def lets_in(plan: PublishPlan, endpoint: PlannedEndpoint, stander: LabVisitor) -> bool:
     """Whether the object that has an endpoint's address takes connections from there."""
+    endpoint = named_first(endpoint, plan)
     at = endpoint.through or endpoint.by
     if at in OPEN or at == SHARED_INGRESS:  # whose router refuses by its routes
         return True

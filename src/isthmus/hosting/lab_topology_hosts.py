@@ -272,7 +272,7 @@ def fronts(plan: PublishPlan, ground: LabNetworks) -> list[LabFront]:
     for each in plan.endpoints:
         if each.strategy is Strategy.NONE:
             continue
-        key = _key(_named_first(each, plan))
+        key = _key(named_first(each, plan))
         if key not in found:
             network, address = _place(each, ground)
             found[key] = LabFront(_host(key, found), network, address)
@@ -280,7 +280,7 @@ def fronts(plan: PublishPlan, ground: LabNetworks) -> list[LabFront]:
     return list(found.values())
 
 
-def _named_first(endpoint: PlannedEndpoint, plan: PublishPlan) -> PlannedEndpoint:
+def named_first(endpoint: PlannedEndpoint, plan: PublishPlan) -> PlannedEndpoint:
     """The endpoint whose address a further name stands for."""
     if endpoint.name != API_DNS_NAME:
         return endpoint

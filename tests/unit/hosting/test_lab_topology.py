@@ -95,6 +95,8 @@ def test_a_further_name_of_kube_apiserver_is_at_the_address_of_the_first(entry: 
     for host in ("node", "user", "operator"):
         reached = expected(found, host, f"{name}:{port}")
         assert reached is expected(found, host, str(HostPort(first.address, port)))
+    let_in = {address(found, rule.target) for rule in found.allows if rule.source == "user"}
+    assert (known[name] in let_in) is expected(found, "user", f"{name}:{port}")
 
 
 def test_what_nobody_on_the_internet_reaches() -> None:
