@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-from isthmus.settings.options import Option
+from isthmus.errors import ConfigError
+from isthmus.settings.options import Kind, Option, options_of
+from isthmus.text.suggestions import nearest
 
 Given = Mapping[str, Sequence[str]]
 
@@ -59,6 +62,28 @@ def arguments(declared: Iterable[Option], given: Given) -> list[str]:
         if not option.ignored and not option.inert
         for text in given.get(option.attribute, ())
     ]
+
+
+def typed_flags(settings: type[Any], texts: Iterable[str], *, where: str) -> Given:
+    """What texts such as ``--flag=value`` say of a program, by attribute; ``where`` they stand.
+
+    Raises:
+        ConfigError: one is none of the program's flags, or has no value.
+    """
+    known: dict[str, Option] = {}
+    for option in options_of(settings):
+        known |= {f"--{name}": option for name in (option.flag, *option.aliases)}
+    found: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        flag, equals, value = text.partition("=")
+        if flag not in known:
+            raise ConfigError(f"{where}: unknown flag {flag}{nearest(flag, list(known))}")
+        option = known[flag]
+        if not equals and option.kind is not Kind.BOOL:
+            raise ConfigError(f"{where}: {flag} needs a value, {flag}={option.takes}")
+        before = found.get(option.attribute, ())
+        found[option.attribute] = (*before, value if equals else "true")
+    return found
 
 
 def for_pod(words: Iterable[str]) -> list[str]:

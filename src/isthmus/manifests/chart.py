@@ -1,8 +1,8 @@
 """The files of the Helm chart: Chart.yaml, values, schema, reference, and the templates.
 
-Everything follows from declarations: values from settings_values.py, templates from the trees of
-installation_objects.py. The files are kept in deploy/helm/isthmus, and a test fails when they are
-not what this would write. NOTES.txt alone is written by hand.
+Everything follows from declarations: the values and the trees of installation.py, which has those
+of every program. The files are kept in deploy/helm/isthmus, and a test fails when they are not what
+this would write. NOTES.txt alone is written by hand.
 """
 
 from __future__ import annotations

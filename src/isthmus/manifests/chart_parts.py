@@ -14,9 +14,8 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from isthmus import __version__
-from isthmus.errors import ConfigError
 from isthmus.manifests import containers, volumes
-from isthmus.manifests.arguments import REFERENCES, with_examples
+from isthmus.manifests.arguments import REFERENCES, typed_flags, with_examples
 from isthmus.manifests.chart_values import OBJECT_OR_NONE, Value, text_value
 from isthmus.manifests.pods import Manifest
 from isthmus.manifests.settings import LEASE_NAMESPACE, lease_namespace
@@ -37,9 +36,7 @@ from isthmus.manifests.template import (
     mentions,
 )
 from isthmus.manifests.volumes import CA, CERT, KEY, SECRET_MODE, FlagFile, Volume
-from isthmus.settings.options import Kind, Option, options_of
 from isthmus.settings.parsing import load
-from isthmus.text.suggestions import nearest
 
 TOKEN, CERTIFICATE = "token", "certificate"
 
@@ -309,17 +306,4 @@ def check_flags(settings: type[Any], args: Sequence[str], *, where: str) -> None
     Raises:
         ConfigError: one is none of its flags, has no value, or does not go with the others.
     """
-    known: dict[str, Option] = {}
-    for option in options_of(settings):
-        known |= {f"--{name}": option for name in (option.flag, *option.aliases)}
-    found: dict[str, tuple[str, ...]] = {}
-    for text in args:
-        flag, equals, value = text.partition("=")
-        if flag not in known:
-            raise ConfigError(f"{where}: unknown flag {flag}{nearest(flag, list(known))}")
-        option = known[flag]
-        if not equals and option.kind is not Kind.BOOL:
-            raise ConfigError(f"{where}: {flag} needs a value, {flag}={option.takes}")
-        attribute = option.attribute
-        found[attribute] = (*found.get(attribute, ()), value if equals else "true")
-    load(settings, with_examples(found), {}).validate()
+    load(settings, with_examples(typed_flags(settings, args, where=where)), {}).validate()

@@ -49,8 +49,14 @@ class _Rules:
 _RULES: dict[type, _Rules] = {}
 
 
-def merges(*, lead: Callable[[Any], Any] | None = None, **rules: Merge) -> Callable[[_C], _C]:
-    """Declare the rule of every field of a dataclass.
+def merges(
+    shared: Mapping[str, Merge] | None = None,
+    /,
+    *,
+    lead: Callable[[Any], Any] | None = None,
+    **rules: Merge,
+) -> Callable[[_C], _C]:
+    """Declare the rule of every field of a dataclass; ``shared`` are rules of several classes.
 
     ``lead`` orders values that become one: fields that are the ``SAME`` come from the least of
     them, by default from the first.
@@ -58,6 +64,8 @@ def merges(*, lead: Callable[[Any], Any] | None = None, **rules: Merge) -> Calla
     Raises:
         TypeError: a field has no rule, a rule no field, or the class of nested rows has none.
     """
+
+    rules = {**(shared or {}), **rules}
 
     def declare(cls: _C) -> _C:
         names = {field.name for field in fields(cls)}

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import Field, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from functools import cache
 from typing import Any, ClassVar, Literal, Protocol
 
-from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
+from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, Merge, merges
 from isthmus.net.rules_expiry import Standing
 from isthmus.tunnel.end import Ending
 from isthmus.values import AgentId, DialRequest, ServerId, TunnelId
@@ -240,6 +240,14 @@ class NodeTrafficView:
     recent_failures: tuple[NodeFailureView, ...] = ()
 
 
+#: The rules of what every program with tunnels shows.
+PROGRAM_RULES: Mapping[str, Merge] = {
+    "kind": SAME, "version": SAME, "taken_at": MAX, "uptime_s": MAX, "draining": MIN,
+    "totals": PARTS, "tunnels": CONCAT, "truncated": SUM, "recent_endings": CONCAT,
+    "certificates": ROWS, "memory": PARTS,
+}  # fmt: skip
+
+
 @merges(dials=SUM, dials_failed=SUM, tunnels_ended=SUM, bytes_to_target=SUM, bytes_to_client=SUM)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
@@ -280,10 +288,8 @@ class MemoryView:
 
 
 @merges(
-    kind=SAME, server_id=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, totals=PARTS,
-    networks=ROWS, agents=ROWS, links=CONCAT, relays=ROWS, tunnels=CONCAT, truncated=SUM,
-    recent_endings=CONCAT, certificates=ROWS, feature_gates=SAME, allowed_destinations=SAME,
-    memory=PARTS,
+    PROGRAM_RULES, server_id=SAME, networks=ROWS, agents=ROWS, links=CONCAT, relays=ROWS,
+    feature_gates=SAME, allowed_destinations=SAME,
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
@@ -310,10 +316,8 @@ class ServerView:
 
 
 @merges(
-    kind=SAME, agent_id=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN,
-    known_servers=MAX, totals=PARTS, links=CONCAT, tunnels=CONCAT, truncated=SUM,
-    recent_endings=CONCAT, certificates=ROWS, feature_gates=SAME, node_traffic=SAME,
-    endpoint_allow=SAME, endpoint_deny=SAME, memory=PARTS,
+    PROGRAM_RULES, agent_id=SAME, known_servers=MAX, links=CONCAT, feature_gates=SAME,
+    node_traffic=SAME, endpoint_allow=SAME, endpoint_deny=SAME,
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProgramView:

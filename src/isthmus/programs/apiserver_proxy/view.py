@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
+from isthmus.frame.model.merge import KEY, MAX, MIN, ROWS, SAME, SUM, merges
 from isthmus.frame.model.snapshot import (
+    PROGRAM_RULES,
     CertificateView,
     EndedView,
     MemoryView,
@@ -37,9 +38,7 @@ class UpstreamView:
 
 
 @merges(
-    kind=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, config=SAME, listeners=SAME,
-    addresses=SAME, dialing=SUM, totals=PARTS, upstreams=ROWS, tunnels=CONCAT, truncated=SUM,
-    recent_endings=CONCAT, certificates=ROWS, memory=PARTS,
+    PROGRAM_RULES, config=SAME, listeners=SAME, addresses=SAME, dialing=SUM, upstreams=ROWS
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiserverProxyView:

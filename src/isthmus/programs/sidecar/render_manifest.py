@@ -7,14 +7,21 @@ context are ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from isthmus.errors import ConfigError
 from isthmus.manifests import containers, volumes
-from isthmus.manifests.arguments import Given, arguments, for_pod, references, with_examples
+from isthmus.manifests.arguments import (
+    Given,
+    arguments,
+    for_pod,
+    references,
+    typed_flags,
+    with_examples,
+)
 from isthmus.manifests.containers import PodContainer
 from isthmus.manifests.pods import Manifest, deployment_patch
 from isthmus.manifests.settings import PATCH
@@ -28,11 +35,10 @@ from isthmus.programs.sidecar.settings_presets import (
     HTTPS,
     SOCKS5,
 )
-from isthmus.settings.options import FILE, Kind, Option, options_of, values_of
+from isthmus.settings.options import FILE, options_of, values_of
 from isthmus.settings.parsing import load
 from isthmus.text.addresses import is_loopback
 from isthmus.text.go_yaml import to_yaml
-from isthmus.text.suggestions import nearest
 from isthmus.values import HostPort
 
 KUBECONFIG = "/etc/kubernetes/secrets/kubeconfig/kubeconfig"
@@ -222,7 +228,12 @@ def plan_sidecars(manifest: SidecarManifestSettings, typed: Given) -> dict[str, 
     """
     mode = manifest.chosen.mode
     kinds = [kind for kind in SIDECARS if mode in (kind, DUAL)]
-    own = {kind: _own(kind, typed.get(f"{kind}_arg", ())) for kind in SIDECARS}
+    own = {
+        kind: typed_flags(
+            SIDECARS[kind].settings_class, typed.get(f"{kind}_arg", ()), where=f"--{kind}-arg"
+        )
+        for kind in SIDECARS
+    }
     for kind in SIDECARS:
         if kind not in kinds and own[kind]:
             raise ConfigError(f"--{kind}-arg means nothing: there is no such sidecar in {mode}")
@@ -253,23 +264,6 @@ def _sidecar(
     loaded = load(settings, with_examples(given), {})
     loaded.validate()
     return PlannedSidecar(kind=kind, settings=loaded, given=given)
-
-
-def _own(kind: str, texts: Sequence[str]) -> Given:
-    known: dict[str, Option] = {}
-    for option in options_of(SIDECARS[kind].settings_class):
-        known |= {f"--{name}": option for name in (option.flag, *option.aliases)}
-    found: dict[str, tuple[str, ...]] = {}
-    for text in texts:
-        flag, equals, value = text.partition("=")
-        if flag not in known:
-            raise ConfigError(f"--{kind}-arg: unknown flag {flag}{nearest(flag, list(known))}")
-        option = known[flag]
-        if not equals and option.kind is not Kind.BOOL:
-            raise ConfigError(f"--{kind}-arg: {flag} needs a value, {flag}={option.takes}")
-        value = value if equals else "true"
-        found[option.attribute] = (*found.get(option.attribute, ()), value)
-    return found
 
 
 def _check_known(flags: Given, kinds: list[str]) -> None:

@@ -7,8 +7,9 @@ from datetime import datetime
 from typing import Literal
 
 from isthmus.dial.rules_name_order import Outcome, Source, Way
-from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
+from isthmus.frame.model.merge import KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
 from isthmus.frame.model.snapshot import (
+    PROGRAM_RULES,
     CertificateView,
     EndedView,
     MemoryView,
@@ -48,9 +49,7 @@ class NamesView:
 
 
 @merges(
-    kind=SAME, program=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, server=SAME,
-    handshakes=SUM, requests=SUM, names=PARTS, totals=PARTS, tunnels=CONCAT, truncated=SUM,
-    recent_endings=CONCAT, certificates=ROWS, memory=PARTS,
+    PROGRAM_RULES, program=SAME, server=SAME, handshakes=SUM, requests=SUM, names=PARTS
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarView:

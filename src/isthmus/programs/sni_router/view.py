@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from isthmus.frame.model.merge import CONCAT, KEY, MAX, MIN, PARTS, ROWS, SAME, SUM, merges
+from isthmus.frame.model.merge import KEY, MIN, ROWS, SAME, SUM, merges
 from isthmus.frame.model.snapshot import (
+    PROGRAM_RULES,
     CertificateView,
     EndedView,
     MemoryView,
@@ -50,11 +51,7 @@ class RouteView:
     backends: tuple[BackendView, ...]
 
 
-@merges(
-    kind=SAME, version=SAME, taken_at=MAX, uptime_s=MAX, draining=MIN, config=SAME, hellos=SUM,
-    totals=PARTS, routes=ROWS, tunnels=CONCAT, truncated=SUM, recent_endings=CONCAT,
-    certificates=ROWS, memory=PARTS,
-)  # fmt: skip
+@merges(PROGRAM_RULES, config=SAME, hellos=SUM, routes=ROWS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SniRouterView:
     """A whole SNI router. The ``frontend`` of its tunnels is the name of their route."""
