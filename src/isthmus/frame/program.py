@@ -32,7 +32,7 @@ class Program:
     - ``settings``: the class of its settings;
     - ``parts``: a function that takes a Ground and gives the parts, foundations first;
     - ``metrics``: the class of its metrics, a ProgramMetrics;
-    - ``view``: the class of its snapshot; empty for one without an admin port;
+    - ``view``: the class of its snapshot, empty for one that has none;
     - ``workers``: a function that takes the settings and gives a WorkerPlan; empty for one that is
       always one process;
     - ``layout``: its SettingsLayout, which the doctor looks at;

@@ -25,6 +25,7 @@ PROGRAM = Program(
     settings="settings:NodeProxySettings",
     parts="program:parts",
     metrics="metrics:NodeProxyMetrics",
+    view="view:NodeProxyView",
     layout="doctor:NodeProxyLayout",
     log="node_proxy",
     operator_flags=None,
