@@ -301,7 +301,7 @@ def pod_metadata(who: str) -> dict[str, Any]:
 
 
 def check_flags(settings: type[Any], args: Sequence[str], *, where: str) -> None:
-    """See that a program takes its command line, without the program.
+    """Hold a command line against the flags of its program; the program is not in it.
 
     Raises:
         ConfigError: one is none of its flags, has no value, or does not go with the others.
