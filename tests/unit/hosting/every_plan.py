@@ -12,7 +12,7 @@ from isthmus.hosting.model import (
     PublishPlan,
     Strategy,
 )
-from isthmus.hosting.models import V1BETA1
+from isthmus.hosting.models import MODELS, V1ALPHA1, V1BETA1
 from isthmus.hosting.plan import make_plan
 from tests.unit.hosting.clusters import cluster
 
@@ -21,21 +21,30 @@ _STRATEGIES = (Strategy.LOAD_BALANCER, Strategy.NODE_PORT, Strategy.ROUTE)
 
 @cache
 def every_plan() -> dict[str, PublishPlan]:
-    """By a name that says which it is: platform, access, and the strategies of the services."""
+    """By a name that says which it is: platform, access, strategies of the services, version."""
     found = {}
-    for platform, access, api, others in product(
-        Platform, EndpointAccess, _STRATEGIES, _STRATEGIES
+    for model, platform, access, api, others in product(
+        MODELS.values(), Platform, EndpointAccess, _STRATEGIES, _STRATEGIES
     ):
-        if platform not in V1BETA1.with_access and access is not EndpointAccess.PUBLIC:
+        if platform not in model.with_access and access is not EndpointAccess.PUBLIC:
             continue  # they have one topology
+        if model is V1ALPHA1 and platform not in (Platform.AWS, Platform.AGENT):
+            continue  # the others are as Agent is
         services = dict.fromkeys(
             (ControlPlaneService.OAUTH_SERVER, ControlPlaneService.KONNECTIVITY), others
         )
         services[ControlPlaneService.API_SERVER] = api
         ignition = others if others is not Strategy.LOAD_BALANCER else Strategy.ROUTE
         services[ControlPlaneService.IGNITION] = ignition
-        plan = make_plan(cluster(platform, access, services=dict(services)))
+        if model is V1ALPHA1:
+            services[ControlPlaneService.OAUTH_SERVER] = ignition
+            services[ControlPlaneService.OVN_SB_DB] = ignition
+            bucket = platform is Platform.AWS
+            services[ControlPlaneService.OIDC] = Strategy.S3 if bucket else Strategy.NONE
+        url = "https://bucket.example.com"
+        given = cluster(platform, access, services, model=model, issuer_url=url)
+        plan = make_plan(given)
         if not plan.errors:
             name = "-".join((platform.value, access.value, api.value, others.value))
-            found[name] = plan
+            found[name if model is V1BETA1 else f"{name}-{model.version}"] = plan
     return found

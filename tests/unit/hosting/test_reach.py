@@ -16,6 +16,7 @@ from isthmus.hosting.model import (
     PublishPlan,
     Viewpoint,
 )
+from isthmus.hosting.models import V1ALPHA1
 from isthmus.hosting.plan import make_plan
 from tests.unit.hosting.clusters import LB, NODE_PORT, ROUTE, cluster, published
 from tests.unit.hosting.every_plan import every_plan
@@ -68,7 +69,8 @@ def test_users_come_from_the_guests_network_when_nothing_is_public() -> None:
 def test_everything_that_nodes_need_is_to_be_seen_from_there(name: str) -> None:
     plan = every_plan()[name]
     found = [each for each in needs(plan) if each.who is Reacher.NODE]
-    assert {each.service for each in found} == {API, TUNNEL, IGNITION, OAUTH}
+    ovn = {ControlPlaneService.OVN_SB_DB} if plan.cluster.model is V1ALPHA1 else set()
+    assert {each.service for each in found} == {API, TUNNEL, IGNITION, OAUTH} | ovn
     for each in found:
         assert each.endpoint is not None and Viewpoint.GUEST_VPC in each.endpoint.visible_from
 
