@@ -35,7 +35,7 @@ $(STAMP): $(RUNS) tools/system-packages
 	touch $@
 
 test: dev ## Run the tests (not those of interop, lab and nightly)
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not interop and not lab and not nightly" --ignore=tests/interop --ignore=tests/lab $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "not interop and not lab and not nightly" --ignore=tests/lab $(ARGS)
 
 check: dev docs ## Lint, format check, strict types, architecture, links of the documents
 	$(VENV)/bin/ruff check .
