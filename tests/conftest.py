@@ -40,6 +40,7 @@ for _number, _handler in (
 
 #: Modules that take minutes, the longest first: what is begun last decides when all are done.
 _LONGEST = (
+    "tests/lab/test_kills.py",
     "tests/lab/test_apiserver.py",
     "tests/lab/test_topologies.py",
 )

@@ -270,7 +270,7 @@ def test_the_connection_id_is_copied(browser: Browser, feed: FakeFeed) -> None:
     assert copied == browser.text("#details-id") != ""
 
 
-@pytest.mark.parametrize("count", [2000, 5000])
+@pytest.mark.parametrize("count", [2000, pytest.param(5000, marks=pytest.mark.nightly)])
 def test_thousands_of_tunnels_keep_the_page_small_and_moving(browser: Browser, count: int) -> None:
     scene = scenes.server(agents=40, tunnels=count)
     chance = random.Random(8)

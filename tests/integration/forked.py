@@ -31,8 +31,8 @@ COMMAND = [sys.executable, "-m", "isthmus.cli.main"]
 #: Where the version under test is.
 CURRENT = Path(isthmus.__file__).parent.parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(CURRENT)}
-#: What every forked program has, whatever a test put into ``ENVIRONMENT``.
-INHERITED = dict(ENVIRONMENT)
+#: What whoever forks the programs has, whatever a test put into ``ENVIRONMENT`` since.
+_INHERITED = dict(ENVIRONMENT)
 
 
 class Forked:
@@ -43,8 +43,14 @@ class Forked:
         self.returncode: int | None = None
         # Of this thread, which may be in a network of its own.
         network = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
+        request = {
+            "args": args,
+            "cwd": os.getcwd(),
+            "set": dict(ENVIRONMENT.items() - _INHERITED.items()),
+            "unset": list(_INHERITED.keys() - ENVIRONMENT.keys()),
+        }
         try:
-            self.pid = _nursery().ask({"args": args, "cwd": os.getcwd()}, stderr, network)
+            self.pid = _nursery().ask(request, stderr, network)
         finally:
             os.close(network)
         self._ended = os.pidfd_open(self.pid)
@@ -83,7 +89,7 @@ class _Nursery:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, str(Path(__file__)), str(theirs.fileno())],
-                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=INHERITED,
+                pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, env=_INHERITED,
             )  # fmt: skip
 
     def ask(self, request: dict[str, Any], *fds: int) -> int:
@@ -144,6 +150,9 @@ def become(request: dict[str, Any], stderr: int, network: int) -> NoReturn:
     os.close(stderr)
     os.close(network)
     os.chdir(request["cwd"])
+    os.environ.update(request["set"])
+    for name in request["unset"]:
+        del os.environ[name]
     command = import_module("isthmus.cli.main")
     sys.argv = [str(command.__file__), *request["args"]]
     sys.orig_argv = [*COMMAND, *request["args"]]

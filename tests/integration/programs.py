@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Self
 
 from clients import LIMIT_S, Client, TlsClient, connect_uds
-from forked import COMMAND, CURRENT, ENVIRONMENT, INHERITED, Forked
+from forked import COMMAND, CURRENT, ENVIRONMENT, Forked
 from stack import client_context, http_get, wait_until
 
 from isthmus.tools.pki.making import PkiFiles
@@ -31,10 +31,10 @@ class Program:
         self._log = log
         self._file: IO[bytes] = log.open("wb")
         self.process: Forked | subprocess.Popen[bytes]
-        environment = {**ENVIRONMENT, "PYTHONPATH": str(source)}
-        if forked and environment == INHERITED:
+        if forked and source == CURRENT:
             self.process = Forked(args, self._file.fileno())
         else:
+            environment = {**ENVIRONMENT, "PYTHONPATH": str(source)}
             self.process = subprocess.Popen([*COMMAND, *args], stderr=self._file, env=environment)
 
     @property

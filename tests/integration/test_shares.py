@@ -93,9 +93,20 @@ def send_through(source: socket.socket, sink: socket.socket, total: int) -> None
     sender.join(LIMIT_S)
 
 
-@FRONTENDS
 @pytest.mark.parametrize(
-    ("link", "way"), [("mux", "to_target"), ("mux", "to_client"), ("grpc", "to_target")]
+    ("frontend", "link", "way"),
+    [
+        ("connect", "mux", "to_target"),
+        ("packet", "mux", "to_client"),
+        ("payload", "grpc", "to_target"),
+        # Frontends and links know nothing of each other: a release tries the other pairs.
+        pytest.param("connect", "mux", "to_client", marks=pytest.mark.nightly),
+        pytest.param("connect", "grpc", "to_target", marks=pytest.mark.nightly),
+        pytest.param("packet", "mux", "to_target", marks=pytest.mark.nightly),
+        pytest.param("packet", "grpc", "to_target", marks=pytest.mark.nightly),
+        pytest.param("payload", "mux", "to_target", marks=pytest.mark.nightly),
+        pytest.param("payload", "mux", "to_client", marks=pytest.mark.nightly),
+    ],
 )
 def test_who_is_at_its_rate_slows_nobody_else(
     fresh: Stack, frontend: str, link: str, way: str, tmp_path: Path

@@ -132,6 +132,7 @@ class Peers(Programs):
         self.target = target
         self._dir = logs
         self._go: list[GoPeer] = []
+        self.said = ""  # on standard error by the client that ran last
 
     def __exit__(self, *_: object) -> None:
         for peer in self._go:
@@ -205,6 +206,7 @@ class Peers(Programs):
             text=True,
             timeout=timeout_s + 20,
         )
+        self.said = done.stderr
         lines = [json.loads(line) for line in done.stdout.splitlines()]
         assert done.returncode == 0, f"{command}: {lines[-3:]}\n{done.stderr[-3000:]}"
         # What came by another stream may be printed after the result.

@@ -164,6 +164,15 @@ def waits_for(bed: Bed, node: str, what: str) -> bool:
     return what in bed.unready(node)
 
 
+def is_ready(bed: Bed, node: str) -> bool:
+    return bed.unready(node) == ""
+
+
+def says(bed: Bed, process: str, what: str) -> None:
+    """Wait for a line of a log: the state that it tells of is there a moment before."""
+    wait_until(lambda: what in bed.log(process), f"{process} says: {what}", LIMIT_S)
+
+
 def test_a_gate_that_is_off_at_the_server_is_told_on_both_sides(bed: Bed) -> None:
     for name in ("s1", "s2"):
         bed.end(name)
@@ -172,8 +181,8 @@ def test_a_gate_that_is_off_at_the_server_is_told_on_both_sides(bed: Bed) -> Non
         for process, node in NODES.items():
             waits = partial(waits_for, bed, node, "it is off at s1")
             wait_until(waits, f"{node} says what it waits for", LIMIT_S)
-            assert f"the feature gate {GATE} is on here and off at the server" in bed.log(process)
-        assert f"{GATE} is on at this agent and off at this server" in bed.log("s1-off")
+            says(bed, process, f"the feature gate {GATE} is on here and off at the server")
+        says(bed, "s1-off", f"{GATE} is on at this agent and off at this server")
         # What waits gets a reset after --target-wait.
         with bed.connect(NODES["mux"]) as sock, pytest.raises(ConnectionResetError):
             sock.recv(1)
@@ -183,6 +192,6 @@ def test_a_gate_that_is_off_at_the_server_is_told_on_both_sides(bed: Bed) -> Non
             bed.start(name)
         both_ready(bed)
     for node in NODES.values():
-        assert bed.unready(node) == ""
+        wait_until(partial(is_ready, bed, node), f"{node} is ready", LIMIT_S)
         with bed.connect(node) as sock:
             talk(sock, b"on again")

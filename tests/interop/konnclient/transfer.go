@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"sync/atomic"
 )
 
 // period is prime, so that no buffer size divides it: a byte in the wrong place is seen.
@@ -198,13 +199,17 @@ func runSpeaksFirst(opts *options) (result, error) {
 	if err := opts.way.start(); err != nil {
 		return nil, err
 	}
+	var cut atomic.Int64
 	err := each(opts.n, opts.concurrency, func(i int) error {
 		conn, err := opts.way.dial(context.Background(), opts.target)
 		if err != nil {
 			return err
 		}
 		greeting := make([]byte, greetingBytes)
-		if _, err := io.ReadFull(conn, greeting); err != nil {
+		if _, err := io.ReadFull(conn, greeting); err == io.EOF || err == io.ErrUnexpectedEOF {
+			cut.Add(1)
+			return nil
+		} else if err != nil {
 			return fmt.Errorf("reading the greeting: %w", err)
 		}
 		if !bytes.Equal(greeting, part(0, greetingBytes)) {
@@ -218,14 +223,17 @@ func runSpeaksFirst(opts *options) (result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return result{"greeted": opts.n}, opts.way.finish()
+	missed := int(cut.Load())
+	return result{"greeted": opts.n - missed, "cut": missed}, opts.way.finish()
 }
 
-// runHangUp dials a target that sends a greeting and closes: all of it comes, then the end.
+// runHangUp dials a target that sends a greeting and closes: all of it comes, then the end. Of cut
+// ones it is as with runSpeaksFirst.
 func runHangUp(opts *options) (result, error) {
 	if err := opts.way.start(); err != nil {
 		return nil, err
 	}
+	var cut atomic.Int64
 	err := each(opts.n, opts.concurrency, func(i int) error {
 		conn, err := opts.way.dial(context.Background(), opts.target)
 		if err != nil {
@@ -234,6 +242,10 @@ func runHangUp(opts *options) (result, error) {
 		got, err := io.ReadAll(conn)
 		if err != nil {
 			return err
+		}
+		if len(got) < greetingBytes {
+			cut.Add(1)
+			return nil
 		}
 		if len(got) != greetingBytes || !bytes.Equal(got, part(0, greetingBytes)) {
 			return fmt.Errorf("%d bytes of %d before the end", len(got), greetingBytes)
@@ -244,5 +256,6 @@ func runHangUp(opts *options) (result, error) {
 	if err != nil {
 		return nil, err
 	}
-	return result{"ended": opts.n}, opts.way.finish()
+	missed := int(cut.Load())
+	return result{"ended": opts.n - missed, "cut": missed}, opts.way.finish()
 }

@@ -213,7 +213,8 @@ def test_closing_ends_the_process_and_who_waits(silent: str) -> None:
         prober.attempt(get(silent), None)
 
 
-def test_a_frozen_probe_is_ended_all_the_same() -> None:
+def test_a_frozen_probe_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("isthmus.lab.prober._END_S", 0.1)
     prober = Prober(None, tls=NO_TLS)
     os.kill(prober._process.pid, signal.SIGSTOP)
     prober.close()
