@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import socket
 import subprocess
@@ -93,6 +94,25 @@ def test_files_are_programmed_and_followed(files: Path, tmp_path: Path) -> None:
         wait_rules(program, "-d 10.96.0.12/32")  # refused: it has no endpoints
         (files / "more.json").unlink()
         wait_rules(program, "--to-destination 10.1.0.8:8080", without="10.96.0.12")
+
+
+@pytest.mark.parametrize("flag", ["--detect-local=node-cidr", "--detect-local-mode=NodeCIDR"])
+def test_a_node_without_ranges_is_waited_for_and_says_so(
+    files: Path, tmp_path: Path, flag: str
+) -> None:
+    ranges = "podCIDRs: [10.1.0.0/24]"
+    (files / "node.yaml").write_text(NODE.replace(ranges, ""))
+    with running(tmp_path, flag) as program:
+        program.wait_log("the Node has no podCIDRs: no rules are written until it has")
+        waiting = "waiting for podCIDRs of the Node here"
+        assert page("/readyz", 10256) == (503, f"[+]ping ok\n[-]rules failed: {waiting}\n")
+        found = json.loads(page("/snapshot")[1])
+        assert (found["ready"], f"waiting for {found['waitingFor']}") == (False, waiting)
+        assert "10.96.0.10" not in output("iptables-save")
+        (files / "node.yaml").write_text(NODE)
+        wait_rules(program, "-d 10.96.0.10/32", "! -s 10.1.0.0/24")
+        wait_until(lambda: page("/readyz", 10256)[0] == 200, "ready")
+        assert json.loads(page("/snapshot")[1])["families"][0]["ports"] == 1
 
 
 def test_a_wrong_file_is_one_line_and_changes_nothing(files: Path, tmp_path: Path) -> None:
