@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from isthmus.manifests.pods import Manifest
+from isthmus.manifests.template import Computed, Node, When
 from isthmus.text.addresses import cidr
 
 RBAC = "rbac.authorization.k8s.io"
@@ -86,7 +87,7 @@ def lease_rights(
     """
     rule = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": list(verbs)}
     metadata = owner.metadata(f"{owner.namespace}-{owner.name}-leases", namespace=namespace)
-    return _rights("Role", metadata, rule, subject)
+    return _rights("Role", metadata, [rule], subject)
 
 
 def token_rights(owner: WorkloadOwner, subject: Manifest) -> list[Manifest]:
@@ -100,12 +101,37 @@ def token_rights(owner: WorkloadOwner, subject: Manifest) -> list[Manifest]:
         "verbs": ["create"],
     }
     metadata = owner.metadata(f"{owner.namespace}-{owner.name}-tokens", namespace="")
-    return _rights("ClusterRole", metadata, rule, subject)
+    return _rights("ClusterRole", metadata, [rule], subject)
 
 
-def _rights(kind: str, metadata: Manifest, rule: Manifest, subject: Manifest) -> list[Manifest]:
+def service_rights(
+    owner: WorkloadOwner, subject: Manifest, *, service_cidrs: bool | Computed
+) -> list[Manifest]:
+    """A ClusterRole to follow Services, their endpoints and Nodes, and who has it.
+
+    A node proxy asks for its own Node only, but one account is that of every node. Whether it
+    follows ServiceCIDRs may be a condition of a template.
+    """
+    watched = [("", "services"), ("", "nodes"), ("discovery.k8s.io", "endpointslices")]
+    rules: list[Node] = [_watching(group, resource) for group, resource in watched]
+    ranges = _watching("networking.k8s.io", "servicecidrs")
+    if isinstance(service_cidrs, bool):
+        rules += [ranges] if service_cidrs else []
+    else:
+        rules.append(When(service_cidrs, ranges))
+    metadata = owner.metadata(f"{owner.namespace}-{owner.name}-services", namespace="")
+    return _rights("ClusterRole", metadata, rules, subject)
+
+
+def _watching(group: str, resource: str) -> Manifest:
+    return {"apiGroups": [group], "resources": [resource], "verbs": ["list", "watch"]}
+
+
+def _rights(
+    kind: str, metadata: Manifest, rules: Sequence[Node], subject: Manifest
+) -> list[Manifest]:
     version = f"{RBAC}/v1"
-    role = {"apiVersion": version, "kind": kind, "metadata": metadata, "rules": [rule]}
+    role = {"apiVersion": version, "kind": kind, "metadata": metadata, "rules": list(rules)}
     binding = {
         "apiVersion": version,
         "kind": f"{kind}Binding",

@@ -60,7 +60,7 @@ class ChartPart:
     - ``values``, and ``sections``: what the groups of values are about, by their paths;
     - ``files``: its objects by the template that they are in, in the order to make them;
     - ``there``: whether it is installed; ``watched``: whether a PodMonitor finds its pods, by their
-      port ``health`` and by ``NAME.name`` of the values;
+      port ``health`` and by ``NAME.name`` of the values, and None for pods without such a port;
     - ``computed``: holes of its trees that are no values;
     - ``refused``: what neither Helm nor Python takes, and why;
     - ``needed``: the objects that somebody has to make first;
@@ -74,8 +74,8 @@ class ChartPart:
     sections: Mapping[str, str]
     files: Mapping[str, Sequence[Node]]
     there: Computed
-    watched: Computed
     check: Callable[[Chosen, Template], None]
+    watched: Computed | None = None
     computed: Mapping[str, Computed] = field(default_factory=dict)
     refused: Sequence[tuple[Computed, str]] = ()
     needed: Sequence[NeededObject] = ()

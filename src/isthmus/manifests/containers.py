@@ -13,6 +13,8 @@ from isthmus.settings.admin import AdminSettings
 
 NET_ADMIN = "NET_ADMIN"
 NET_BIND_SERVICE = "NET_BIND_SERVICE"
+NET_RAW = "NET_RAW"
+SYS_RESOURCE = "SYS_RESOURCE"
 _MOST_MEMORY = "512Mi"
 _PROGRAM = "isthmus"
 
@@ -49,6 +51,16 @@ def with_capability(*capabilities: str) -> dict[str, Any]:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"], "add": list(capabilities)},
         "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def privileged() -> dict[str, Any]:
+    """A security context for what sets the kernel: /proc/sys is read-only for everybody else."""
+    return {
+        "privileged": True,
+        "runAsNonRoot": False,
+        "runAsUser": 0,
+        "readOnlyRootFilesystem": True,
     }
 
 

@@ -174,6 +174,7 @@ def _monitoring() -> list[Node]:
             ),
         )
         for part in PARTS
+        if part.watched is not None
     ]
     metadata = WorkloadOwner(name="isthmus", namespace=NAMESPACE).metadata()
     more = {Spread("monitoring.prometheusRule.labels"): None}

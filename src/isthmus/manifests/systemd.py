@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 
 from isthmus.errors import ConfigError
@@ -127,6 +127,8 @@ class ServiceUnit:
     #: Who it runs as, and the directories that it may write to.
     user: Lines
     capabilities: Sequence[str] = ()
+    #: Of the hardening, by their keys.
+    loosened: Mapping[str, str] = field(default_factory=dict)
     before_kubelet: bool = False
     grace_s: int
     max_files: int = 65536
@@ -172,7 +174,8 @@ class ServiceUnit:
 
     def _hardening(self) -> Lines:
         allowed = " ".join(f"CAP_{each}" for each in self.capabilities)
-        return [(key, allowed if key in _CAPABILITIES else value) for key, value in HARDENING]
+        said = {**dict.fromkeys(_CAPABILITIES, allowed), **self.loosened}
+        return [(key, said.get(key, value)) for key, value in HARDENING]
 
     def _check_seen(self) -> None:
         for file in (*self.files, *self.seen):

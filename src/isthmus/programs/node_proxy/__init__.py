@@ -29,6 +29,8 @@ PROGRAM = Program(
     layout="doctor:NodeProxyLayout",
     log="node_proxy",
     operator_flags=None,
+    manifest="command_manifest:command",
+    chart="render_chart:CHART",
     flag_rules=_FLAG_RULES,
     flags_of="kube-proxy",
 )

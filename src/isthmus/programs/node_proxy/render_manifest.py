@@ -1,0 +1,309 @@
+"""A node proxy as a DaemonSet with its rights, as a static pod, or as a systemd unit.
+
+Least privilege: what has to write the kernel's settings does so in a container that ends
+(``--init-only``); what stays has the capabilities for rules and no more. Only ipvs mode, which sets
+more of the kernel while it runs, is privileged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from isthmus.errors import ConfigError
+from isthmus.manifests import around, containers, pods, volumes
+from isthmus.manifests.arguments import Given, arguments, for_pod, references
+from isthmus.manifests.around import WorkloadOwner
+from isthmus.manifests.containers import NET_ADMIN, NET_RAW, SYS_RESOURCE, PodContainer
+from isthmus.manifests.pods import Manifest, Pod
+from isthmus.manifests.settings import DAEMON_SET, STATIC_POD, SYSTEMD
+from isthmus.manifests.systemd import ServiceUnit, command_line, file_names
+from isthmus.manifests.template import Node
+from isthmus.manifests.volumes import SERVICE_ACCOUNT, FlagFile, Volume
+from isthmus.programs.node_proxy.settings import IPVS, NFTABLES, NodeProxySettings
+from isthmus.programs.node_proxy.settings_manifest import NodeProxyManifestSettings
+from isthmus.settings.options import options_of
+from isthmus.text.go_yaml import to_yaml
+
+_PROGRAM = "node-proxy"
+_FILES = ("config", "kubeconfig")
+_SPARE_S = 10
+#: The lowest that a process may have without SYS_RESOURCE is what it was started with.
+_USUAL_SCORE = -999
+LOCK, MODULES = "/run/xtables.lock", "/lib/modules"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProxyPlan:
+    """How a node proxy is to run, and what was typed for it.
+
+    ``given`` has its flags as they were typed, ``settings`` what they mean.
+    """
+
+    manifest: NodeProxyManifestSettings
+    settings: NodeProxySettings
+    given: Given
+
+    @property
+    def runs_iptables(self) -> bool:
+        """It runs iptables, or a file may say so."""
+        return bool(self.settings.config) or self.settings.mode != NFTABLES
+
+    @property
+    def watches_ranges(self) -> bool:
+        """It watches ServiceCIDRs, or a file may say so."""
+        return bool(self.settings.config) or self.settings.mode == NFTABLES
+
+    @property
+    def privileged(self) -> bool:
+        return self.settings.mode == IPVS
+
+    @property
+    def args(self) -> list[str]:
+        """The program's own command line, without ``isthmus``."""
+        given = dict(self.given)
+        if self.manifest.form != SYSTEMD and not self.settings.hostname_override:
+            # In the network of its node a pod has the host's name, which need not be the Node's.
+            given["hostname_override"] = ("$(NODE_NAME)",)
+        return [_PROGRAM, *arguments(options_of(NodeProxySettings), given)]
+
+    @property
+    def files(self) -> tuple[FlagFile, ...]:
+        """The files that it reads, as far as flags name them.
+
+        Raises:
+            ConfigError: a path is none that a manifest can say.
+        """
+        named = {each: getattr(self.settings, each) for each in _FILES}
+        return tuple(FlagFile.named(f"--{flag}", text) for flag, text in named.items() if text)
+
+    @property
+    def grace_s(self) -> int:
+        """How long it may take to end: open connections to localhost, if it carries any."""
+        carries = self.settings.nftables_localhost_nodeports
+        return math.ceil(self.settings.graceful_shutdown_timeout_s * carries) + _SPARE_S
+
+    @property
+    def max_files(self) -> int:
+        return max(65536, 4 * self.settings.max_connections + 8192)
+
+
+def node_proxy_manifest(plan: NodeProxyPlan) -> str:
+    """Write the manifest.
+
+    Raises:
+        ConfigError: the node proxy cannot run in that form; one sentence that says why.
+    """
+    _check(plan)
+    if plan.manifest.form == SYSTEMD:
+        return _unit(plan)
+    return to_yaml(_daemon_set(plan) if plan.manifest.form == DAEMON_SET else [_static_pod(plan)])
+
+
+def _check(plan: NodeProxyPlan) -> None:
+    settings, manifest = plan.settings, plan.manifest
+    form = manifest.form
+    if settings.manifests:
+        raise ConfigError("--manifests is for trying things out: name an API server")
+    for flag in ("init_only", "cleanup", "write_config_to"):
+        if getattr(settings, flag):
+            raise ConfigError(f"--{flag.replace('_', '-')} ends at once: leave it out")
+    if settings.healthz is None or settings.healthz.port == 0:
+        raise ConfigError("--healthz-bind-address must have a port: probes have to find it")
+    reached = settings.kubeconfig or settings.config
+    if form == DAEMON_SET:
+        if not reached and manifest.api is None:
+            raise ConfigError(
+                "--api-server is missing: the Service of kube-apiserver is not reachable before"
+                " a node proxy runs; say its address, or --kubeconfig or --config"
+            )
+        if reached and manifest.api is not None:
+            raise ConfigError("--api-server has no meaning beside --kubeconfig or --config")
+        if settings.master and not reached:
+            raise ConfigError("--master has no credentials in a pod: use --api-server")
+    elif not reached:
+        what = "a static pod" if form == STATIC_POD else "a unit"
+        raise ConfigError(f"--kubeconfig is missing: {what} has no service account")
+    elif any(SERVICE_ACCOUNT in file.path.parents for file in plan.files):
+        raise ConfigError("--kubeconfig must be a file of the node: there is no service account")
+    if manifest.config_map and not reached:
+        raise ConfigError("--config-map needs --config or --kubeconfig, whose directory it is")
+    named = references(plan.given)
+    if named and form == SYSTEMD:
+        raise ConfigError(f"$({named[0]}) means something in the flags of a pod only")
+
+
+def workload(
+    plan: NodeProxyPlan, args: Sequence[Node], files: Sequence[Volume], env: Sequence[Node]
+) -> tuple[list[Manifest], list[Volume]]:
+    """The container that prepares the kernel, the one that stays, and their volumes."""
+    manifest = plan.manifest
+    assert plan.settings.healthz is not None  # seen in _check
+    host = plan.settings.healthz.host
+    stays = PodContainer(
+        name=_PROGRAM,
+        image=manifest.image,
+        args=args,
+        security=security(plan),
+        env=env,
+        volumes=[*files, *kernel_volumes(iptables=plan.runs_iptables)],
+        # No port is declared: beside a kube-proxy with the same none would be scheduled.
+        probes=containers.probes(
+            port=plan.settings.healthz.port, host="" if host in ("0.0.0.0", "::") else host
+        ),
+        resources=resources(),
+    )
+    first = prepares(stays, [*args, "--init-only=true"])
+    return [first.to_spec(), stays.to_spec()], list(stays.volumes)
+
+
+def prepares(stays: PodContainer, args: Sequence[Node]) -> PodContainer:
+    """The container that sets the kernel, and ends."""
+    return replace(
+        stays,
+        name="prepare-kernel",
+        args=args,
+        security=containers.privileged(),
+        ports={},
+        probes={},
+    )
+
+
+def security(plan: NodeProxyPlan) -> dict[str, Any]:
+    """What the container that stays may do."""
+    if plan.privileged:
+        return containers.privileged()
+    return containers.with_capability(*capabilities(plan))
+
+
+def capabilities(plan: NodeProxyPlan) -> list[str]:
+    """What the kernel has to allow: rules, raw sockets for iptables, a lower score than usual."""
+    found = [NET_ADMIN]
+    if plan.runs_iptables:
+        found.append(NET_RAW)
+    # A unit is started with its score; a container with another.
+    if plan.manifest.form != SYSTEMD or plan.settings.oom_score_adj < _USUAL_SCORE:
+        found.append(SYS_RESOURCE)
+    return found
+
+
+def kernel_volumes(*, iptables: bool) -> list[Volume]:
+    """What iptables shares with the node: its lock, and modules that it may need."""
+    if not iptables:
+        return []
+    lock = {"hostPath": {"path": LOCK, "type": "FileOrCreate"}}
+    modules = {"hostPath": {"path": MODULES, "type": ""}}
+    return [
+        Volume(name="xtables-lock", mount=LOCK, source=lock, read_only=False),
+        Volume(name="modules", mount=MODULES, source=modules),
+    ]
+
+
+def resources() -> dict[str, Any]:
+    """What a node proxy takes; no limits: a node without one is cut off from its Services."""
+    return {"requests": {"cpu": "100m", "memory": "128Mi"}}
+
+
+def api_variables(host: str, port: str) -> list[dict[str, Any]]:
+    """Where in-cluster configuration finds the API, in place of the Service's address."""
+    named = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
+    return containers.variables(named)
+
+
+def _daemon_set(plan: NodeProxyPlan) -> list[Manifest]:
+    manifest = plan.manifest
+    owner = WorkloadOwner(name=manifest.name, namespace=manifest.namespace)
+    files = [each for each in plan.files if SERVICE_ACCOUNT not in each.path.parents]
+    if manifest.config_map:
+        named = {each.path.name: each for each in files}
+        found = [volumes.config_map("config", manifest.config_map, named)]
+    else:
+        found = volumes.host_directories(files)
+    env = _environment(plan)
+    if manifest.api is not None:
+        env += api_variables(manifest.api.host, str(manifest.api.port))
+    pod = _pod(plan, found, env)
+    extra = {
+        "serviceAccountName": owner.name,
+        "automountServiceAccountToken": True,
+        # The cluster's DNS is a Service.
+        "dnsPolicy": "Default",
+    }
+    rights = around.service_rights(owner, owner.account, service_cidrs=plan.watches_ranges)
+    return [
+        around.service_account(owner),
+        *rights,
+        pods.daemon_set(replace(pod, extra=extra)),
+    ]
+
+
+def _static_pod(plan: NodeProxyPlan) -> Manifest:
+    return pods.static_pod(_pod(plan, volumes.host_directories(plan.files), _environment(plan)))
+
+
+def _environment(plan: NodeProxyPlan) -> list[dict[str, Any]]:
+    named = references({"args": tuple(plan.args)})
+    return containers.fields(named)
+
+
+def _pod(plan: NodeProxyPlan, files: Sequence[Volume], env: Sequence[Node]) -> Pod:
+    (first, stays), found = workload(plan, for_pod(plan.args), files, env)
+    return Pod(
+        name=plan.manifest.name,
+        namespace=plan.manifest.namespace,
+        init_containers=[first],
+        containers=[stays],
+        volumes=found,
+        grace_s=plan.grace_s,
+    )
+
+
+_UNIT_COMMENTS = (
+    "The Services of a cluster on this node, in place of kube-proxy.",
+    "",
+    "    systemctl enable --now UNIT        # reads {names}",
+    "",
+    "It runs as root, since it sets the kernel and shares the lock of iptables, but with no more",
+    "capabilities than rules take.",
+)
+
+
+def _unit(plan: NodeProxyPlan) -> str:
+    loosened = {"ProtectKernelTunables": "no"}
+    if plan.privileged:
+        loosened["ProtectKernelModules"] = "no"
+    allowed = [*capabilities(plan), *(["SYS_MODULE"] if plan.privileged else [])]
+    unit = ServiceUnit(
+        description="Isthmus node proxy",
+        comments=[each.format(names=file_names(plan.files)) for each in _UNIT_COMMENTS],
+        commands=[("ExecStart", command_line([plan.manifest.executable, *plan.args]))],
+        files=plan.files,
+        user=[("ReadWritePaths", "/run")] if plan.runs_iptables else [],
+        capabilities=allowed,
+        loosened=loosened,
+        grace_s=plan.grace_s,
+        max_files=plan.max_files,
+        max_memory="infinity",
+    )
+    return unit.to_text()
+
+
+def plan_warnings(plan: NodeProxyPlan) -> list[str]:
+    """What is not wrong and may still not be meant, each a sentence."""
+    found = list(plan.settings.notes())
+    if plan.privileged and plan.manifest.form != SYSTEMD:
+        found.append(
+            "with --proxy-mode=ipvs the container is privileged, since it sets the kernel while it"
+            " runs; nftables needs NET_ADMIN only"
+        )
+    if plan.settings.config:
+        found.append(
+            "what --config says is not known here: the manifest has what every mode but ipvs needs"
+        )
+    if not plan.settings.take_over:
+        found.append(
+            "without --take-over it does not start beside a running kube-proxy: stop that first"
+        )
+    return found

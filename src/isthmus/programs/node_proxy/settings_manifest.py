@@ -1,0 +1,110 @@
+"""The settings of ``isthmus manifest node-proxy``: in which form, and under which names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import ClassVar
+
+from isthmus import __version__
+from isthmus.errors import ConfigError
+from isthmus.manifests.settings import (
+    DAEMON_SET,
+    STATIC_POD,
+    SYSTEMD,
+    check_executable,
+    check_image,
+    check_name,
+    check_namespace,
+    check_object,
+)
+from isthmus.settings.options import OURS, option
+from isthmus.settings.parsing import check_choices
+from isthmus.values import HostPort
+
+FORMS = (DAEMON_SET, STATIC_POD, SYSTEMD)
+_GROUP = "Manifest"
+#: What means something in some forms only.
+_ONLY_IN = {
+    "namespace": (DAEMON_SET, STATIC_POD),
+    "image": (DAEMON_SET, STATIC_POD),
+    "api_server": (DAEMON_SET,),
+    "config_map": (DAEMON_SET,),
+    "executable": (SYSTEMD,),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeProxyManifestSettings:
+    """How a node proxy is to be run; ``validate()`` says whether it makes sense."""
+
+    GO: ClassVar = OURS
+
+    form: str = option(
+        "",
+        help="Write a manifest of this form",
+        flag="as",
+        choices=("", *FORMS),
+        metavar="|".join(FORMS),
+        group=_GROUP,
+    )
+    name: str = option("isthmus-node-proxy", help="Call it so", metavar="NAME", group=_GROUP)
+    namespace: str = option(
+        "kube-system", help="Put pods into this namespace", metavar="NAME", group=_GROUP
+    )
+    image: str = option(
+        f"isthmus:{__version__}",
+        help="Run this image, which has isthmus in its PATH, and iptables for modes that use it",
+        metavar="IMAGE",
+        group=_GROUP,
+    )
+    api_server: str = option(
+        "",
+        help="Address of kube-apiserver for the pods of a daemonset, with their service account:"
+        " not the Service, which only a node proxy makes reachable",
+        metavar="HOST:PORT",
+        group=_GROUP,
+    )
+    config_map: str = option(
+        "",
+        help="Mount this ConfigMap where --config and --kubeconfig are, such as kubeadm's"
+        " kube-proxy; without it they are files of the node",
+        metavar="NAME",
+        group=_GROUP,
+    )
+    executable: str = option(
+        "/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH", group=_GROUP
+    )
+
+    @property
+    def api(self) -> HostPort | None:
+        """Where the API is for a daemonset, as far as it was said."""
+        return HostPort.parse(self.api_server) if self.api_server else None
+
+    def validate(self) -> None:
+        """Look at each setting.
+
+        Raises:
+            ConfigError: one sentence that names the flag and says what to do.
+        """
+        if not self.form:
+            raise ConfigError(f"--as is missing: say {', '.join(FORMS[:-1])} or {FORMS[-1]}")
+        check_choices(self)
+        check_name("name", self.name)
+        check_namespace(self.namespace)
+        check_image(self.image)
+        check_executable(self.executable)
+        if self.config_map:
+            check_object("config-map", self.config_map)
+        try:
+            _ = self.api
+        except ValueError as error:
+            raise ConfigError(f"--api-server: {error}") from error
+
+    def warnings(self, given: Collection[str]) -> list[str]:
+        """What was given, by attribute, and means nothing in this form; each a sentence."""
+        return [
+            f"--{attribute.replace('_', '-')} has no effect with --as={self.form}"
+            for attribute, forms in _ONLY_IN.items()
+            if attribute in given and self.form not in forms
+        ]
