@@ -94,6 +94,8 @@ class ControlPlane:
             "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/24",
             f"--tls-cert-file={files.server_cert}", f"--tls-private-key-file={files.server_key}",
             f"--token-auth-file={tokens}",
+            # Pods may be privileged, as in real clusters: a node proxy sets the kernel.
+            "--allow-privileged=true",
             "--service-account-issuer=https://kubernetes.default.svc",
             f"--service-account-key-file={files.server_cert}",
             f"--service-account-signing-key-file={files.server_key}",

@@ -144,6 +144,18 @@ CHANGED: dict[str, Any] = {
     "sniRouter.podDisruptionBudget.enabled": False,
     "sniRouter.networkPolicy.enabled": False,
     "sniRouter.extraArgs": ["--max-connections=5000", "--health-bind-address=$(POD_IP)"],
+    "nodeProxy.enabled": True,
+    "nodeProxy.name": "services",
+    "nodeProxy.apiServer.host": "api.example.com",
+    "nodeProxy.apiServer.port": 443,
+    "nodeProxy.mode": "iptables",
+    "nodeProxy.detectLocal": "cluster-cidr",
+    "nodeProxy.clusterCidrs": ["10.1.0.0/16", "fd00:1::/48"],
+    "nodeProxy.takeOver": False,
+    "nodeProxy.localhostNodePorts": True,
+    "nodeProxy.healthPort": 11256,
+    "nodeProxy.gracefulShutdownSeconds": 60,
+    "nodeProxy.extraArgs": ["--v=4", "--masquerade-all=true"],
     "monitoring.podMonitor.enabled": True,
     "monitoring.podMonitor.interval": "5s",
     "monitoring.podMonitor.labels": {"release": "x"},
@@ -151,7 +163,7 @@ CHANGED: dict[str, Any] = {
     "monitoring.prometheusRule.labels": {"release": "x"},
     **{
         f"{who}.{key}": value
-        for who in ("server", "agent", "sniRouter")
+        for who in ("server", "agent", "sniRouter", "nodeProxy")
         for key, value in _POD.items()
     },
 }
@@ -195,6 +207,20 @@ def _sni_router() -> dict[str, Changes]:
     }
 
 
+_NODE_PROXY: Changes = {
+    "nodeProxy.enabled": True, "nodeProxy.apiServer.host": "api.example.com",
+}  # fmt: skip
+
+
+def _node_proxies() -> dict[str, Changes]:
+    """Node proxies with hardly another value, and with all of them."""
+    own = {path: what for path, what in CHANGED.items() if path.startswith("nodeProxy.")}
+    return {
+        "node-proxy-usual": {**_NODE_PROXY, "nodeProxy.localhostNodePorts": True},
+        "node-proxy-changed": {**own, "nodeProxy.localhostNodePorts": False},
+    }
+
+
 #: What neither takes.
 WRONG: dict[str, tuple[Changes, str]] = {
     "no-proxy-alone": ({"agent.noProxy": [".svc"]}, "agent.noProxy needs agent.httpsProxy"),
@@ -205,6 +231,15 @@ WRONG: dict[str, tuple[Changes, str]] = {
     "type": ({"server.replicas": "2"}, "replicas"),
     "range": ({"server.agentPort": 70000}, "agentPort"),
     "root": ({"runAs": 0}, "runAs"),
+    "node-proxy-alone": ({"nodeProxy.enabled": True}, "nodeProxy.apiServer.host is empty"),
+    "node-proxy-localhost": (
+        {**_NODE_PROXY, "nodeProxy.mode": "iptables", "nodeProxy.localhostNodePorts": True},
+        "nodeProxy.localhostNodePorts is for mode nftables",
+    ),
+    "node-proxy-config": (
+        {**_NODE_PROXY, "nodeProxy.extraArgs": ["--config=/etc/x/y"]},
+        "extraArgs",
+    ),
     "name": ({"agent.name": "Not A Name"}, "name"),
     "target": ({"agent.extraArgs": ["--target=6443:localhost:6443"]}, "extraArgs"),
     "bind-address": ({"agent.extraArgs": ["--bind-address=10.0.0.1"]}, "extraArgs"),
@@ -252,4 +287,5 @@ def every_case() -> dict[str, Changes]:
         **documented(),
         **_kinds(),
         **_sni_router(),
+        **_node_proxies(),
     }

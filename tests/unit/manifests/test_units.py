@@ -20,12 +20,20 @@ SERVER = ["server", "--as=systemd", "--server-count=1"]
 PROXY = [
     "apiserver-proxy", "--as=systemd", "--upstream=api.example.com:6443", f"--ca-cert={PKI}/ca.crt",
 ]  # fmt: skip
+NODE_PROXY = [
+    "node-proxy",
+    "--as=systemd",
+    "--kubeconfig=/etc/kubernetes/kube-proxy.conf",
+    "--proxy-mode=nftables",
+    "--detect-local=node-cidr",
+]
 #: How each is written; ``systemd-analyze security`` scores it in tenths, and less is safer.
 WRITTEN = {
     "isthmus-agent.service": (AGENT, 15),
     "isthmus-server.service": (SERVER, 15),
     "isthmus-server.socket": ([*SERVER, "--output=socket"], 0),
     "isthmus-apiserver-proxy.service": (PROXY, 20),
+    "isthmus-node-proxy.service": (NODE_PROXY, 25),
 }
 
 

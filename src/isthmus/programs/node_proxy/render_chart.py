@@ -189,6 +189,10 @@ def _daemon_set(owner: WorkloadOwner) -> Manifest:
     made = placed(pods.daemon_set(pod, host_network=False), "nodeProxy")
     # The cluster's DNS is a Service, of which there is none before a node proxy runs.
     spec = made["spec"]["template"]["spec"]
+    has_files = given("nodeProxy.extraSecret.name") | _RUNS_IPTABLES
+    spec["volumes"] = When(has_files, spec["volumes"])
+    for container in (*spec["initContainers"], *spec["containers"]):
+        container["volumeMounts"] = When(has_files, container["volumeMounts"])
     made["spec"]["template"]["spec"] = {"hostNetwork": True, "dnsPolicy": "Default", **spec}
     return made
 

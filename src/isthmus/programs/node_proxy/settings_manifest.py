@@ -6,10 +6,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from isthmus import __version__
 from isthmus.errors import ConfigError
 from isthmus.manifests.settings import (
     DAEMON_SET,
+    EXECUTABLE,
+    IMAGE,
     STATIC_POD,
     SYSTEMD,
     check_executable,
@@ -52,10 +53,8 @@ class NodeProxyManifestSettings:
     namespace: str = option(
         "kube-system", help="Put pods into this namespace", metavar="NAME", group=_GROUP
     )
-    image: str = option(
-        f"isthmus:{__version__}",
+    image: str = IMAGE(
         help="Run this image, which has isthmus in its PATH, and iptables for modes that use it",
-        metavar="IMAGE",
         group=_GROUP,
     )
     api_server: str = option(
@@ -72,9 +71,7 @@ class NodeProxyManifestSettings:
         metavar="NAME",
         group=_GROUP,
     )
-    executable: str = option(
-        "/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH", group=_GROUP
-    )
+    executable: str = EXECUTABLE(group=_GROUP)
 
     @property
     def api(self) -> HostPort | None:
