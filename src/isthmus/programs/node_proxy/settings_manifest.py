@@ -59,7 +59,7 @@ class NodeProxyManifestSettings:
     )
     api_server: str = option(
         "",
-        help="Address of kube-apiserver for the pods of a daemonset, with their service account:"
+        help="Reach kube-apiserver here from the pods of a daemonset, with their service account:"
         " not the Service, which only a node proxy makes reachable",
         metavar="HOST:PORT",
         group=_GROUP,
