@@ -130,7 +130,7 @@ def start(stack: Stack, destination: str, **agent: Any) -> Agent:
 def add_agent(stack: Stack, destination: str, **settings: Any) -> Agent:
     given = {
         "feature_gates": GATE,
-        "bind_address": ADDRESS,
+        "bind_address": (ADDRESS,),
         "target": (f"{PORT}:{destination}",),
     }
     agent = stack.add_agent(**(given | settings))
@@ -228,7 +228,7 @@ def test_the_gate_is_off_at_the_agent(fresh: Stack, api: Api, check: Any) -> Non
     assert "--feature-gates=EnableClusterToMasterTraffic=true" in said
 
 
-@pytest.mark.parametrize("more", [{"target": ()}, {"bind_address": ""}])
+@pytest.mark.parametrize("more", [{"target": ()}, {"bind_address": ()}])
 def test_the_agent_takes_no_connections(
     fresh: Stack, api: Api, check: Any, more: dict[str, Any]
 ) -> None:
@@ -290,7 +290,7 @@ def add_agent_alone(stack: Stack, destination: str) -> Agent:
         linked=False,
         proxy_server_port=free_port(),
         feature_gates=GATE,
-        bind_address=ADDRESS,
+        bind_address=(ADDRESS,),
         target=(f"{PORT}:{destination}",),
     )
 
@@ -298,7 +298,7 @@ def add_agent_alone(stack: Stack, destination: str) -> Agent:
 def test_the_gate_is_off_at_the_server(fresh: Stack, api: Api, check: Any) -> None:
     fresh.add_server()
     agent = fresh.add_agent(
-        feature_gates=GATE, bind_address=ADDRESS, target=(f"{PORT}:{api.name}",)
+        feature_gates=GATE, bind_address=(ADDRESS,), target=(f"{PORT}:{api.name}",)
     )
     found = check(agent)
     assert "EnableClusterToMasterTraffic is off at" in found.breaks_at(StepName.FEATURE)
@@ -314,7 +314,7 @@ def test_the_destination_is_denied(fresh: Stack, api: Api, check: Any) -> None:
 
 def test_the_destination_is_denied_by_ipv6(fresh: Stack, api: Api, check: Any) -> None:
     fresh.add_server(feature_gates=GATE, allowed_destination=("127.0.0.1:1",))
-    agent = add_agent(fresh, api.name, bind_address="fd96::7:1")
+    agent = add_agent(fresh, api.name, bind_address=("fd96::7:1",))
     found = check(agent, "--bind-address=fd96::7:1")
     assert "denied by policy" in found.breaks_at(StepName.DESTINATION)
     assert f"[fd96::7:1]:{PORT} accepts" in found.said(StepName.LISTENER)

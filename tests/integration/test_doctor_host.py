@@ -57,7 +57,7 @@ def agent(*hosts: str, **more: object) -> AgentSettings:
 def bound(*, runs: bool) -> Patient:
     settings = agent(
         "127.0.0.1",
-        bind_address=ADDRESS,
+        bind_address=(ADDRESS,),
         target=("6443:localhost:6443",),
         feature_gates=("EnableClusterToMasterTraffic=true",),
     )

@@ -54,7 +54,7 @@ def add_agent(stack: Stack, destination: str, **settings: Any) -> Agent:
     """An agent with the gate and one target."""
     given = {
         "feature_gates": GATE,
-        "bind_address": ADDRESS,
+        "bind_address": (ADDRESS,),
         "target": (f"{PORT}:{destination}",),
     }
     return stack.add_agent(**(given | settings))
@@ -397,12 +397,45 @@ def test_two_agents_of_one_node_cannot_have_one_port(fresh: Stack) -> None:
 
 def test_an_address_of_ipv6(fresh: Stack) -> None:
     with (
-        serving(fresh, bind_address="fd00:96::1") as (target, _),
+        serving(fresh, bind_address=("fd00:96::1",)) as (target, _),
         connect("fd00:96::1") as client,
         target.accept() as far,
     ):
         client.send(b"six")
         assert far.read_exactly(3) == b"six"
+
+
+def test_an_address_of_each_family(fresh: Stack) -> None:
+    both = (ADDRESS, "fd00:96::1")
+    with serving(fresh, bind_address=both) as (target, agent):
+        for address in both:
+            assert address in addresses()
+            with connect(address) as client, target.accept() as far:
+                client.send(b"hello")
+                assert far.read_exactly(5) == b"hello"
+        shown = fresh.snapshot(agent)["nodeTraffic"]
+        assert (shown["address"], shown["addresses"]) == (ADDRESS, list(both))
+        # One of them is taken away: it is put back, and the other is there all the time.
+        where = ["dev", shown["interface"]]
+        subprocess.run(["ip", "address", "del", f"{ADDRESS}/32", *where], check=True)
+        with connect(both[1]) as client, target.accept() as far:
+            far.send(b"x")
+            assert client.read_exactly(1) == b"x"
+        fresh.wait_idle()
+        fresh.stop(agent)
+        assert not any(address in addresses() for address in both)
+
+
+def test_a_second_address_that_is_taken_leaves_nothing_behind(fresh: Stack) -> None:
+    subprocess.run(["ip", "address", "add", "fd00:96::2/128", "dev", "lo"], check=True)
+    try:
+        with Target() as target:
+            add_server(fresh, target.name)
+            with pytest.raises(ConfigError, match="fd00:96::2 is an address of lo already"):
+                add_agent(fresh, target.name, bind_address=(ADDRESS, "fd00:96::2"))
+            assert ADDRESS not in addresses()
+    finally:
+        subprocess.run(["ip", "address", "del", "fd00:96::2/128", "dev", "lo"], check=True)
 
 
 def test_with_the_gate_off_nothing_is_bound_and_leftovers_go(
@@ -431,7 +464,7 @@ def test_a_target_without_an_address_serves_only_the_control_plane(
 ) -> None:
     with caplog.at_level(logging.INFO, "isthmus.agent"), Target() as target:
         add_server(fresh, target.name)
-        agent = add_agent(fresh, target.name, bind_address="")
+        agent = add_agent(fresh, target.name, bind_address=())
         assert agent.node is None
         assert "only traffic from the control plane is served" in caplog.text
         with fresh.tunnel("uds", target.name) as client, target.accept() as far:

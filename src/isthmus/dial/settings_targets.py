@@ -137,7 +137,7 @@ class TargetSettings(SettingsBlock):
         """
         return parse_targets(self.target)[0]
 
-    def check(self, *, bind_address: str, on: bool) -> list[str]:
+    def check(self, *, bind_address: Sequence[str], on: bool) -> list[str]:
         """Hold the settings of node traffic against each other; gives warnings, each a sentence.
 
         Raises:

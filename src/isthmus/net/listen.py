@@ -33,6 +33,8 @@ Accepted = Callable[[socket.socket], None]
 def bind_tcp(host: str, port: int, *, flag: str) -> list[socket.socket]:
     """Bind a port; an empty host means every address, by one dual-stack socket where there is one.
 
+    So does ``::``, as for programs in Go; ``0.0.0.0`` means those of IPv4 alone.
+
     What systemd passed for this flag is used instead.
 
     Raises:
@@ -44,7 +46,7 @@ def bind_tcp(host: str, port: int, *, flag: str) -> list[socket.socket]:
             return list(passed)
         if host:
             infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            return [_bound(infos[0][0], infos[0][4], dual=False)]
+            return [_bound(infos[0][0], infos[0][4], dual=infos[0][4][0] == "::")]
         if socket.has_dualstack_ipv6():
             return [_bound(socket.AF_INET6, ("::", port), dual=True)]
         return [_bound(socket.AF_INET, ("0.0.0.0", port), dual=False)]

@@ -6,6 +6,7 @@ Who puts the address on an interface, and keeps strangers away from it, is host_
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import ClassVar
@@ -43,10 +44,11 @@ class BindSettings(SettingsBlock):
     PREFIX: ClassVar = "bind"
     GO: ClassVar = OURS
 
-    address: str = option(
-        "",
+    address: tuple[str, ...] = option(
+        (),
         help="Accept the connections of this node and its pods at this address, which only this "
-        "node has; needs --target as well",
+        "node has, or at one of each family, as 10.0.0.1,fd00::1; needs --target as well",
+        repeat=True,
         group=NODE_TRAFFIC,
         metavar="ADDRESS",
     )
@@ -61,13 +63,13 @@ class BindSettings(SettingsBlock):
     )
 
     @property
-    def bound_address(self) -> IPv4Address | IPv6Address | None:
-        """The address to accept connections at; None when there is none.
+    def bound_addresses(self) -> tuple[IPv4Address | IPv6Address, ...]:
+        """The addresses to accept connections at, at most one of each family; often none.
 
         Raises:
-            ConfigError: the text is not an address, or one that cannot be used for this.
+            ConfigError: a text is not an address, or one that cannot be used for this.
         """
-        return parse_bind_address(self.address) if self.address else None
+        return parse_bind_addresses(self.address)
 
     def check(self) -> list[str]:
         """Hold these settings against each other; gives warnings, each a sentence.
@@ -86,17 +88,37 @@ class BindSettings(SettingsBlock):
             )
         if "lo" in self.uplink_interface:
             raise ConfigError("--uplink-interface lo would drop the connections of this node")
-        address = self.bound_address
-        if address is None:
+        addresses = self.bound_addresses
+        if not addresses:
             return ["--uplink-interface has no effect without --bind-address"] * bool(
                 self.uplink_interface
             )
-        if address.is_global:
-            return [
-                f"--bind-address {address} is a public address: whoever has it in the internet"
-                " cannot be reached from this node; a private one is better"
-            ]
-        return []
+        return [
+            f"--bind-address {address} is a public address: whoever has it in the internet"
+            " cannot be reached from this node; a private one is better"
+            for address in addresses
+            if address.is_global
+        ]
+
+
+def parse_bind_addresses(texts: Iterable[str]) -> tuple[IPv4Address | IPv6Address, ...]:
+    """Read the addresses that a node can have for itself: one, or one of each family.
+
+    The same one twice is one. The first is the one that kube-apiserver advertises.
+
+    Raises:
+        ConfigError: one sentence that names --bind-address and says what is wrong.
+    """
+    found = dict.fromkeys(parse_bind_address(text) for text in texts)
+    by_family: dict[int, IPv4Address | IPv6Address] = {}
+    for address in found:
+        other = by_family.setdefault(address.version, address)
+        if other is not address:
+            raise ConfigError(
+                f"--bind-address takes one address of each family, and {other} and {address} are"
+                f" both IPv{address.version}"
+            )
+    return tuple(found)
 
 
 def parse_bind_address(text: str) -> IPv4Address | IPv6Address:

@@ -9,7 +9,7 @@ checked where they are opened, in net/.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from isthmus.errors import ConfigError
@@ -53,13 +53,18 @@ def parse_value(declared: Option, text: str) -> object:
             case Kind.DURATION:
                 return parse_duration(text)
             case Kind.LIST:
-                return tuple(part.strip() for part in text.split(",") if part.strip())
+                return listed((text,))
             case Kind.INT:
                 return int(_matching(_INT, text, "a whole number"))
             case Kind.NUMBER:
                 return float(_matching(_NUMBER, text, "a number"))
     except ValueError as error:
         raise ConfigError(f"--{declared.flag}: {error}") from error
+
+
+def listed(texts: Iterable[str]) -> tuple[str, ...]:
+    """The entries of lists with commas, all together."""
+    return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
 def check_once(declared: Option, texts: Sequence[str]) -> None:

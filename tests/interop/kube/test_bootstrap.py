@@ -104,7 +104,7 @@ def test_a_name_that_the_certificate_has_not_is_noticed(kube_api: Api, tmp_path:
 
 def test_endpoints_by_hand(kube_api: Api) -> None:
     """The apiserver of these tests has --endpoint-reconciler-type=none."""
-    plan = apiserver_plan(ip_address(ADDRESS), parse_target("7443:localhost:6443")[0])
+    plan = apiserver_plan([ip_address(ADDRESS)], parse_target("7443:localhost:6443")[0])
     assert plan.by_hand
     with pytest.raises(KubeError) as caught:
         ask(kube_api)
@@ -134,7 +134,9 @@ def advertising(kube_binaries: Binaries) -> Iterator[Api]:
 
 def test_what_kube_apiserver_writes_is_what_we_say(advertising: Api) -> None:
     api = advertising
-    plan = apiserver_plan(ip_address(ADDRESS), parse_target(f"{api.port}:localhost:{api.port}")[0])
+    plan = apiserver_plan(
+        [ip_address(ADDRESS)], parse_target(f"{api.port}:localhost:{api.port}")[0]
+    )
     assert [flag.text for flag in plan.flags] == [
         f"--advertise-address={ADDRESS}",
         f"--secure-port={api.port}",

@@ -15,7 +15,7 @@ GOOD = compose(
     agent_cert="c",
     agent_key="k",
     feature_gates=ON,
-    bind_address="10.96.0.1",
+    bind_address=("10.96.0.1",),
     target=("6443:apiserver.example.com:6443",),
 )
 WRITTEN = "LOCAL_PORT:HOST:PORT, such as 6443:apiserver.example.com:6443 or 6443:[fd00::1]:6443"
@@ -121,7 +121,7 @@ def test_good_settings_pass_without_a_warning() -> None:
     assert GOOD.takes_node_traffic
     assert GOOD.node_traffic.targets == (Target(6443, HostPort("apiserver.example.com", 6443)),)
     assert GOOD.node_traffic.target_wait_s == 10.0
-    nothing = changed(GOOD, target=(), bind_address="", feature_gates=())
+    nothing = changed(GOOD, target=(), bind_address=(), feature_gates=())
     nothing.validate()
     assert nothing.warnings() == []
     assert not nothing.takes_node_traffic

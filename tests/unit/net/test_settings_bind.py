@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 
 from isthmus.errors import ConfigError
 from isthmus.net.settings_bind import BindSettings, parse_bind_address
-from isthmus.settings.parsing import load
+from isthmus.settings.parsing import listed, load
 
 
 def settings(*uplinks: str, address: str = "10.0.0.1", interface: str = "isthmus0") -> BindSettings:
-    return BindSettings(address=address, interface=interface, uplink_interface=uplinks)
+    texts = listed((address,))
+    return BindSettings(address=texts, interface=interface, uplink_interface=uplinks)
 
 
 def refusal(found: BindSettings) -> str:
@@ -24,7 +25,7 @@ def refusal(found: BindSettings) -> str:
 
 
 def test_nothing_is_bound_unless_somebody_says_so() -> None:
-    assert BindSettings().bound_address is None
+    assert BindSettings().bound_addresses == ()
     assert BindSettings().check() == []
 
 
@@ -34,7 +35,28 @@ def test_nothing_is_bound_unless_somebody_says_so() -> None:
 def test_private_addresses_are_good(text: str) -> None:
     found = settings(address=text)
     assert found.check() == []
-    assert found.bound_address == ip_address(text)
+    assert found.bound_addresses == (ip_address(text),)
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [["10.0.0.1,fd00::1"], ["10.0.0.1", "fd00::1"], ["10.0.0.1,fd00::1", "FD00:0::1", "10.0.0.1"]],
+)
+def test_one_address_of_each_family(texts: list[str]) -> None:
+    found = load(BindSettings, {"bind_address": texts}, {})
+    assert found.check() == []
+    assert found.bound_addresses == (IPv4Address("10.0.0.1"), IPv6Address("fd00::1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("10.0.0.1,10.0.0.2", "10.0.0.1 and 10.0.0.2 are both IPv4"),
+        ("fd00::1,10.0.0.1,fd00::2", "fd00::1 and fd00::2 are both IPv6"),
+    ],
+)
+def test_two_of_one_family_are_refused(text: str, said: str) -> None:
+    assert said in refusal(settings(address=text))
 
 
 @pytest.mark.parametrize("text", ["8.8.8.8", "2606:4700::1111"])

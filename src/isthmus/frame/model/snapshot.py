@@ -226,6 +226,7 @@ class NodeFailureView:
 class NodeTrafficView:
     """Connections from an agent's node to the control plane.
 
+    ``address`` is the first of ``addresses``, of which there is one of each family at most.
     ``waits_for`` is empty, or one sentence saying why they cannot be served now.
     """
 
@@ -238,6 +239,7 @@ class NodeTrafficView:
     targets: tuple[NodeTargetView, ...]
     servers: tuple[NodeServerView, ...]
     recent_failures: tuple[NodeFailureView, ...] = ()
+    addresses: tuple[str, ...] = ()
 
 
 #: The rules of what every program with tunnels shows.

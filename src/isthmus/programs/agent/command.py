@@ -12,6 +12,7 @@ from isthmus.frame.cli.flags import WithSetup, settings_command
 from isthmus.net.settings_bind import INTERFACE, BindSettings
 from isthmus.programs.agent import PROGRAM
 from isthmus.programs.agent.settings import AgentSettings
+from isthmus.settings.parsing import listed
 
 
 def run(settings: AgentSettings) -> int:
@@ -26,7 +27,13 @@ def run(settings: AgentSettings) -> int:
     short_help="Put the agent's address on its interface, as root",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.option("--bind-address", metavar="ADDRESS", default="", help="Put this address there")
+@click.option(
+    "--bind-address",
+    "addresses",
+    metavar="ADDRESS",
+    multiple=True,
+    help="Put this address there; repeatable, one of each family",
+)
 @click.option(
     "--bind-interface",
     metavar="NAME",
@@ -44,7 +51,7 @@ def run(settings: AgentSettings) -> int:
 )
 @click.option("--remove", is_flag=True, help="Remove what this command made")
 def setup_interface(
-    bind_address: str, bind_interface: str, uplinks: tuple[str, ...], remove: bool
+    addresses: tuple[str, ...], bind_interface: str, uplinks: tuple[str, ...], remove: bool
 ) -> int:
     """Put the agent's address on its interface, as root
 
@@ -57,23 +64,26 @@ def setup_interface(
     Example:
       isthmus agent setup-interface --bind-address=10.0.0.1
       isthmus agent setup-interface --bind-address=10.0.0.1 --remove
+      isthmus agent setup-interface --bind-address=10.0.0.1,fd00::1
     """
-    named = tuple(name.strip() for text in uplinks for name in text.split(",") if name.strip())
-    settings = BindSettings(address=bind_address, interface=bind_interface, uplink_interface=named)
-    warnings = settings.check()
-    address = settings.bound_address
-    if address is None:
+    settings = BindSettings(
+        address=listed(addresses), interface=bind_interface, uplink_interface=listed(uplinks)
+    )
+    for sentence in settings.check():
+        click.echo(f"isthmus: {sentence}", err=True)
+    if not settings.bound_addresses:
         raise ConfigError("setup-interface needs --bind-address")
     from isthmus.net.host_address import set_up, undo_set_up
 
-    if remove:
-        removed = undo_set_up(address, interface=bind_interface)
-        click.echo(f"{address} removed" if removed else f"{address} was not there")
-        return 0
-    where, said = set_up(address, interface=bind_interface, uplinks=named)
-    for sentence in (*warnings, *said):
-        click.echo(f"isthmus: {sentence}", err=True)
-    click.echo(f"{address} is on {where}")
+    for address in settings.bound_addresses:
+        if remove:
+            removed = undo_set_up(address, interface=bind_interface)
+            click.echo(f"{address} removed" if removed else f"{address} was not there")
+            continue
+        where, said = set_up(address, interface=bind_interface, uplinks=settings.uplink_interface)
+        for sentence in said:
+            click.echo(f"isthmus: {sentence}", err=True)
+        click.echo(f"{address} is on {where}")
     return 0
 
 

@@ -37,13 +37,14 @@ class AgentLayout(SettingsLayout[AgentSettings]):
     def listeners(self) -> Iterator[ListeningPort]:
         settings = self.settings
         if settings.takes_node_traffic:
-            for target in settings.node_traffic.targets:
-                yield ListeningPort(
-                    flag="--target",
-                    host=settings.bind.address,
-                    port=target.local_port,
-                    brought=True,
-                )
+            for address in settings.bind.bound_addresses:
+                for target in settings.node_traffic.targets:
+                    yield ListeningPort(
+                        flag="--target",
+                        host=str(address),
+                        port=target.local_port,
+                        brought=True,
+                    )
 
     @override
     def peers(self) -> Iterator[Peer]:
@@ -62,8 +63,8 @@ class AgentLayout(SettingsLayout[AgentSettings]):
 
     @override
     def brought(self) -> Sequence[IPv4Address | IPv6Address]:
-        address = self.settings.bind.bound_address
-        return (address,) if self.settings.takes_node_traffic and address is not None else ()
+        settings = self.settings
+        return settings.bind.bound_addresses if settings.takes_node_traffic else ()
 
     @override
     def kube(self) -> KubeNeed | None:

@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable, Sequence
 from functools import partial
 from ipaddress import IPv4Address, IPv6Address
+from typing import NamedTuple
 
 from isthmus.dial.settings_targets import FLAG, Target
 from isthmus.errors import ConfigError
@@ -74,25 +75,34 @@ def start_listening(sock: socket.socket) -> None:
     sock.listen(_BACKLOG)
 
 
+class _Place(NamedTuple):
+    """One target at one address."""
+
+    address: IPv4Address | IPv6Address
+    target: Target
+
+    def __str__(self) -> str:
+        return str(HostPort(str(self.address), self.target.local_port))
+
+
 class NodeListeners:
-    """The ports of every target at one address."""
+    """The ports of every target at every address."""
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         poller: Poller,
         *,
-        address: IPv4Address | IPv6Address,
+        addresses: Sequence[IPv4Address | IPv6Address],
         targets: Sequence[Target],
         accept: Accept,
     ) -> None:
         self._loop = loop
         self._poller = poller
-        self._address = address
-        self._targets = tuple(targets)
+        self._places = [_Place(address, target) for address in addresses for target in targets]
         self._accept = accept
-        self._reserved: dict[Target, socket.socket] = {}
-        self._listeners: dict[Target, Listener] = {}
+        self._reserved: dict[_Place, socket.socket] = {}
+        self._listeners: dict[_Place, Listener] = {}
         self._refused = ""
 
     @property
@@ -108,7 +118,7 @@ class NodeListeners:
     @property
     def complete(self) -> bool:
         """Every port listens."""
-        return len(self._listeners) == len(self._targets)
+        return len(self._listeners) == len(self._places)
 
     def bind(self) -> None:
         """Bind every port.
@@ -116,29 +126,29 @@ class NodeListeners:
         Raises:
             ConfigError: one cannot be bound; the others are closed again.
         """
-        for target in self._targets:
+        for place in self._places:
             try:
-                self._reserved[target] = reserve(self._address, target.local_port)
+                self._reserved[place] = reserve(place.address, place.target.local_port)
             except OSError as exc:
                 self.close()
-                raise ConfigError(self._why_not(target, exc)) from exc
+                raise ConfigError(_why_not(place, exc)) from exc
 
     def listen(self) -> None:
         """Open what is bound; what is refused now is kept, to be tried again."""
         self._refused = ""
-        for target, sock in list(self._reserved.items()):
+        for place, sock in list(self._reserved.items()):
             try:
                 start_listening(sock)
             except OSError as exc:
-                self._refused = self._why_not(target, exc)
+                self._refused = _why_not(place, exc)
                 continue
-            del self._reserved[target]
-            accepted = partial(self._accept, target.destination)
+            del self._reserved[place]
+            accepted = partial(self._accept, place.target.destination)
             listener = Listener(self._loop, self._poller, sock, accepted)
-            self._listeners[target] = listener
+            self._listeners[place] = listener
             log(
                 _log, logging.INFO, "accepting connections from the node", at=listener.name,
-                destination=str(target.destination),
+                destination=str(place.target.destination),
             )  # fmt: skip
 
     def close(self) -> None:
@@ -150,13 +160,11 @@ class NodeListeners:
         self._listeners.clear()
         self._reserved.clear()
 
-    def _why_not(self, target: Target, exc: OSError) -> str:
-        where = f"{FLAG} {target}: cannot listen on {self._at(target)}"
-        if exc.errno == errno.EADDRINUSE:
-            return f"{where}: another agent on this node, or some other program, has that port"
-        if exc.errno == errno.EADDRNOTAVAIL:
-            return f"{where}: this node does not have the address {self._address}"
-        return f"{where}: {exc.strerror or exc}"
 
-    def _at(self, target: Target) -> HostPort:
-        return HostPort(str(self._address), target.local_port)
+def _why_not(place: _Place, exc: OSError) -> str:
+    where = f"{FLAG} {place.target}: cannot listen on {place}"
+    if exc.errno == errno.EADDRINUSE:
+        return f"{where}: another agent on this node, or some other program, has that port"
+    if exc.errno == errno.EADDRNOTAVAIL:
+        return f"{where}: this node does not have the address {place.address}"
+    return f"{where}: {exc.strerror or exc}"

@@ -43,20 +43,21 @@ _log = logging.getLogger("isthmus.agent")
 
 async def remove_leftovers(settings: AgentSettings) -> None:
     """With the gate off, take away what an agent that had it on and was killed left."""
-    address = settings.bind.bound_address
-    if address is None or settings.gates.enabled(CLUSTER_TO_MASTER):
+    addresses = settings.bind.bound_addresses
+    if not addresses or settings.gates.enabled(CLUSTER_TO_MASTER):
         return
     from isthmus.net import host_address
 
-    try:
-        removed = await asyncio.to_thread(
-            host_address.remove_leftovers, address, interface=settings.bind.interface
-        )
-    except ConfigError as exc:  # perhaps nobody gave us the right: nothing else depends on it
-        log(_log, logging.WARNING, "cannot look for what another agent left", reason=str(exc))
-        return
-    if removed:
-        log(_log, logging.INFO, "removed what another agent left", address=str(address))
+    for address in addresses:
+        try:
+            removed = await asyncio.to_thread(
+                host_address.remove_leftovers, address, interface=settings.bind.interface
+            )
+        except ConfigError as exc:  # perhaps nobody gave us the right: nothing else depends on it
+            log(_log, logging.WARNING, "cannot look for what another agent left", reason=str(exc))
+            continue
+        if removed:
+            log(_log, logging.INFO, "removed what another agent left", address=str(address))
 
 
 class NodeLeftovers(Part):
@@ -80,14 +81,13 @@ class NodeTraffic(Part):
         tunnels: TunnelTable,
     ) -> None:
         settings = ground.settings
-        address = settings.bind.bound_address
-        assert address is not None  # or there would be no node traffic
+        assert settings.bind.address  # or there would be no node traffic
         self._ground = ground
         self._links = links
         self._tunnels = tunnels
-        self._address = address
+        self._addresses = settings.bind.bound_addresses
         self._targets = settings.node_traffic.targets
-        self._host_address: HostAddress | None = None
+        self._held: list[HostAddress] = []
         self._refreshing: asyncio.Future[list[str]] | None = None
         self._wanted = False  # a server was there: the ports listen from then on
         self._closed = False
@@ -95,7 +95,7 @@ class NodeTraffic(Part):
         self._listeners = NodeListeners(
             ground.loop,
             ground.poller,
-            address=address,
+            addresses=self._addresses,
             targets=self._targets,
             accept=self._accept,
         )
@@ -106,22 +106,24 @@ class NodeTraffic(Part):
         from isthmus.net import host_address
 
         settings = self._ground.settings
-        self._host_address = await asyncio.to_thread(
-            host_address.put,
-            self._address,
-            interface=settings.bind.interface,
-            uplinks=settings.bind.uplink_interface,
-        )
+        for address in self._addresses:
+            held = await asyncio.to_thread(
+                host_address.put,
+                address,
+                interface=settings.bind.interface,
+                uplinks=settings.bind.uplink_interface,
+            )
+            self._held.append(held)
+            log(
+                _log, logging.INFO, "has an address for the node", address=str(address),
+                interface=held.where,
+            )  # fmt: skip
         self._listeners.bind()
         metrics = self._ground.metrics.node
         metrics.connections = self._counts
         metrics.servers = self._servers
         metrics.listening = lambda: len(self._listeners.listeners)
         metrics.ready = lambda: not self.waits_for()
-        log(
-            _log, logging.INFO, "has an address for the node", address=str(self._address),
-            interface=self._host_address.where,
-        )  # fmt: skip
 
     @override
     def start(self) -> None:
@@ -135,19 +137,17 @@ class NodeTraffic(Part):
     async def _watch(self) -> None:
         """See for ever that the address is there, and that the ports listen."""
         while True:
-            await self._refresh()
+            for held in list(self._held):
+                await self._refresh(held)
             self._listen()
             await asyncio.sleep(REFRESH_S)
 
-    async def _refresh(self) -> None:
-        if self._host_address is None:
-            return
-        loop = self._ground.loop
-        self._refreshing = loop.run_in_executor(None, self._host_address.refresh)
+    async def _refresh(self, held: HostAddress) -> None:
+        self._refreshing = self._ground.loop.run_in_executor(None, held.refresh)
         try:
             said = await asyncio.shield(self._refreshing)
         except Exception as exc:  # the connections that are open need none of it
-            said = [f"cannot look after the address {self._address}: {exc!r}"]
+            said = [f"cannot look after the address {held.address}: {exc!r}"]
         for sentence in said:
             self._ground.once.log(
                 ("address", sentence), _SAY_AGAIN_S, _log, logging.WARNING, sentence
@@ -155,7 +155,7 @@ class NodeTraffic(Part):
 
     def _accept(self, destination: HostPort, sock: socket.socket) -> None:
         """Take a connection of this node; one from outside means that our rule is gone."""
-        if self._host_address is not None and self._host_address.uplink_of(sock):
+        if any(held.uplink_of(sock) for held in self._held):
             self.connections.refuse(destination, sock, NodeResult.OUTSIDE)
         else:
             self.connections.accept(destination, sock)
@@ -198,8 +198,9 @@ class NodeTraffic(Part):
         """Why connections of the node cannot be served now; empty when they can."""
         if self._listeners.trouble:
             return self._listeners.trouble
-        if self._host_address is not None and self._host_address.trouble:
-            return self._host_address.trouble
+        trouble = next((held.trouble for held in self._held if held.trouble), "")
+        if trouble:
+            return trouble
         links = [link for link in self._links.links if link.ready]
         if not links:
             return "waits for a server that carries node traffic: none is connected"
@@ -230,8 +231,9 @@ class NodeTraffic(Part):
     def view(self) -> NodeTrafficView:
         """Show it."""
         return NodeTrafficView(
-            address=str(self._address),
-            interface=self._host_address.where if self._host_address is not None else "",
+            address=str(self._addresses[0]),
+            addresses=tuple(map(str, self._addresses)),
+            interface=self._held[0].where if self._held else "",
             listening=self._listeners.complete,
             waits_for=self.waits_for(),
             waiting=self.connections.waiting,
@@ -279,21 +281,20 @@ class NodeTraffic(Part):
 
     @override
     async def wait_closed(self) -> None:
-        """Take the address from the node, if that does not take for ever."""
+        """Take the addresses from the node, if that does not take for ever."""
         await asyncio.sleep(0)  # one turn, in which the poller resets what is doomed: from there
-        held, self._host_address = self._host_address, None
-        if held is None:
-            return
-        try:
-            async with asyncio.timeout(TAKE_AWAY_S):
-                if self._refreshing is not None:  # or it would put back what we take
-                    await asyncio.wait([self._refreshing])
-                await asyncio.to_thread(held.take_away)
-        except Exception as exc:  # the next agent, or remove_leftovers, finds it
-            log(
-                _log, logging.ERROR, "cannot take the address away", address=str(self._address),
-                reason=str(exc) or type(exc).__name__,
-            )  # fmt: skip
+        taken, self._held = self._held, []
+        for held in taken:
+            try:
+                async with asyncio.timeout(TAKE_AWAY_S):
+                    if self._refreshing is not None:  # or it would put back what we take
+                        await asyncio.wait([self._refreshing])
+                    await asyncio.to_thread(held.take_away)
+            except Exception as exc:  # the next agent, or remove_leftovers, finds it
+                log(
+                    _log, logging.ERROR, "cannot take the address away",
+                    address=str(held.address), reason=str(exc) or type(exc).__name__,
+                )  # fmt: skip
 
 
 def _named(links: Sequence[ServerLink]) -> str:

@@ -304,7 +304,7 @@ def plan_warnings(plan: AgentPlan) -> list[str]:
     if plan.settings.bind.address and not plan.settings.gates.enabled(CLUSTER_TO_MASTER):
         found.append(
             "the gate is off: the manifest removes the address"
-            f" {plan.settings.bind.address} from the node when it starts"
+            f" {' and '.join(plan.settings.bind.address)} from the node when it starts"
         )
     return found
 

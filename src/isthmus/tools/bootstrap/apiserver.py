@@ -43,13 +43,16 @@ class ApiserverPlan:
 
 
 def apiserver_plan(
-    address: IPv4Address | IPv6Address, target: Target, *, by_hand: bool = False
+    addresses: Sequence[IPv4Address | IPv6Address], target: Target, *, by_hand: bool = False
 ) -> ApiserverPlan:
     """Decide what kube-apiserver is told; ``by_hand``: endpoints are written by no reconciler.
+
+    It advertises one address, the first, and has all of them in its certificate.
 
     Where the agent's port is not kube-apiserver's own, they can only be written by hand: the
     reconciler writes the port that kube-apiserver listens on.
     """
+    address, *others = addresses
     port, own = target.local_port, target.destination.port
     by_hand = by_hand or port != own
     at = HostPort(str(address), port)
@@ -67,16 +70,24 @@ def apiserver_plan(
         flags.append(Flag(_NONE, "the endpoints of the kubernetes Service are written by you"))
     return ApiserverPlan(
         flags=tuple(flags),
-        notes=tuple(_notes(at, own, by_hand=by_hand)),
+        notes=tuple(_notes(at, own, others, by_hand=by_hand)),
         documents=(endpoint_slice(at, address.version), endpoints(at)),
         by_hand=by_hand,
     )
 
 
-def _notes(at: HostPort, own: int, *, by_hand: bool) -> Sequence[str]:
+def _notes(
+    at: HostPort, own: int, others: Sequence[IPv4Address | IPv6Address], *, by_hand: bool
+) -> Sequence[str]:
+    named = " and ".join((at.host, *map(str, others)))
     notes = [
-        f"kube-apiserver's certificate must have {at.host} among its names, because kubelets"
+        f"kube-apiserver's certificate must have {named} among its names, because kubelets"
         " connect to it (kubeadm: apiServer.certSANs).",
+        *(
+            f"kube-apiserver advertises one address, {at.host}, and the kubernetes Service has the"
+            f" family of that: {other} is for kubelets and others who are told of it."
+            for other in others
+        ),
         "Every kube-apiserver of the cluster gets the same flags.",
     ]
     if at.port != own:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
+from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING
 
 import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.tables import filled, one_line
-from isthmus.net.settings_bind import parse_bind_address
+from isthmus.net.settings_bind import parse_bind_addresses
+from isthmus.settings.parsing import listed
 from isthmus.text.durations import parse_duration
 from isthmus.values import HostPort
 
@@ -116,7 +118,7 @@ def kubeconfig(
     from isthmus.frame.private_file import write_private
     from isthmus.tools.bootstrap.kubeconfig import KubeconfigInput, make_kubeconfig
 
-    at = HostPort(str(parse_bind_address(bind_address)), local_port)
+    at = HostPort(str(_first(bind_address)[0]), local_port)
     text, warning = make_kubeconfig(KubeconfigInput(at=at, by_path=by_path, **files))
     if warning:
         click.echo(f"isthmus: {warning}", err=True)
@@ -125,6 +127,14 @@ def kubeconfig(
         return
     write_private(output, text, force=force)
     click.echo(f"{output} leads to https://{at}", err=True)
+
+
+def _first(text: str) -> tuple[IPv4Address | IPv6Address, ...]:
+    """The agents' addresses, of which the first is the one that is advertised."""
+    found = parse_bind_addresses(listed((text,)))
+    if not found:
+        raise ConfigError("--bind-address is empty: say the agents' address")
+    return found
 
 
 @command.command(
@@ -287,11 +297,11 @@ def apiserver(bind_address: str, target: str, by_hand: bool, output: str) -> Non
     from isthmus.dial.settings_targets import parse_target
     from isthmus.tools.bootstrap.apiserver import apiserver_plan
 
-    address = parse_bind_address(bind_address)
+    addresses = _first(bind_address)
     read, warning = parse_target(target)
     if warning:
         click.echo(f"isthmus: {warning}", err=True)
-    plan = apiserver_plan(address, read, by_hand=by_hand)
+    plan = apiserver_plan(addresses, read, by_hand=by_hand)
     if output == "flags":
         for flag in plan.flags:
             click.echo(flag.text)

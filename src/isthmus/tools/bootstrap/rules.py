@@ -198,10 +198,11 @@ def judge_target(snapshot: Mapping[str, Any], at: HostPort) -> CheckStep:
         return failed(
             name, "the agent takes no connections from its node", f"start it with {wanted}"
         )
-    if traffic["address"] != at.host:
+    has = traffic.get("addresses") or [traffic["address"]]  # an older agent has one
+    if at.host not in has:
         return failed(
             name,
-            f"the agent's --bind-address is {traffic['address']}, not {at.host}",
+            f"the agent's --bind-address is {' and '.join(has)}, not {at.host}",
             f"start it with {wanted}, or check the address that it has",
         )
     targets = {each["localPort"]: each["destination"] for each in traffic["targets"]}

@@ -186,7 +186,7 @@ class Bed:
         self.listeners = NodeListeners(
             self.loop,
             self.poller,
-            address=IPv4Address(HOST),
+            addresses=[IPv4Address(HOST)],
             targets=[Target(port, DESTINATION)],
             accept=self.connections.accept,
         )

@@ -40,7 +40,7 @@ class Bed:
         made = NodeListeners(
             asyncio.get_running_loop(),
             self.poller,
-            address=address,
+            addresses=[address],
             targets=targets,
             accept=lambda destination, sock: self.accepted.append((destination, sock)),
         )

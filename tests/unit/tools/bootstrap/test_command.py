@@ -302,3 +302,14 @@ def test_explanations_are_comments(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_wrong_target_is_the_agents_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, "apiserver", ADDRESS, "--target=6443")
     assert said.startswith("--target takes LOCAL_PORT:HOST:PORT")
+
+
+def test_the_first_of_two_addresses_is_advertised(capsys: pytest.CaptureFixture[str]) -> None:
+    both = "--bind-address=10.0.0.1,fd00::1"
+    code, out, _ = run(capsys, "apiserver", both, "--target=6443:localhost:6443")
+    said = " ".join(line.removeprefix("# ") for line in out.splitlines())
+    assert code == 0 and "--advertise-address=10.0.0.1 " in said
+    assert "must have 10.0.0.1 and fd00::1 among its names" in said
+    assert "fd00::1 is for kubelets and others who are told of it" in said
+    for wrong in ("--bind-address=,", "--bind-address=10.0.0.1,10.0.0.2"):
+        assert "--bind-address" in refused(capsys, "apiserver", wrong, "--target=1:localhost:1")
