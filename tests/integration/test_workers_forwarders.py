@@ -8,12 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clients import LIMIT_S, Client, echo_target, head_for, status_of
+from clients import LIMIT_S, Client, echo_target, free_port, head_for, status_of
 from programs import Program, Programs
 from sni_bed import Tenant, hello_bytes
 from stack import Stack, http_get, metric, wait_until
 from systemd_bed import Manager, listening
 from workers_bed import HANDED, START_S, WORKERS, serving, wait_workers
+
+from isthmus.wire.proxy_protocol import ProxyHeader, Tlv
 
 PORTS = ("--health-bind-address=127.0.0.1", "--health-port=0", "--admin-port=0", "--workers=2")
 
@@ -92,16 +94,25 @@ def test_the_sni_router(programs: Programs, tmp_path: Path) -> None:
             "apiVersion: isthmus.dev/v1alpha1\nkind: SNIRoutes\nroutes:\n"
             "- name: a\n  hosts: [api.tenant-a.example.com]\n"
             f"  backends: ['127.0.0.1:{tenant.port}']\n"
+            f"- name: a-pods\n  tlv: [a]\n  backends: ['127.0.0.1:{tenant.port}']\n"
         )
-        router = started(programs, "sni-router", f"--config={routes}", "--listen=127.0.0.1:0")
+        by_tlv = free_port()
+        router = started(
+            programs, "sni-router", f"--config={routes}", "--listen=127.0.0.1:0",
+            f"--listen-proxy=127.0.0.1:{by_tlv}",
+        )  # fmt: skip
         for _ in range(2 * WORKERS):
             with plain(router) as client:
                 client.send(hello_bytes("api.tenant-a.example.com"))
                 assert client.read_exactly(1) == b"\x16"  # its ServerHello
         assert all(handed(router))
-        (route,) = snapshot(router)["routes"]
-        assert route["name"] == "a"
+        names = [route["name"] for route in snapshot(router)["routes"]]
+        assert names == ["a", "a-pods"]
         assert snapshot(router)["totals"]["dials"] == 2 * WORKERS
+        with Client(socket.create_connection(("127.0.0.1", by_tlv), LIMIT_S)) as client:
+            header = ProxyHeader(tlvs=(Tlv(0x20, b"a"),)).to_bytes()
+            client.send(header + hello_bytes("kubernetes.default.svc"))
+            assert client.read_exactly(1) == b"\x16"
 
 
 def test_the_apiserver_proxy(programs: Programs) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 from typing import Any
+from uuid import NAMESPACE_DNS, uuid5
 
 import pytest
 import yaml
@@ -41,7 +42,7 @@ def document(name: str, **api_server: Any) -> dict[str, Any]:
         "spec": {
             "release": {"image": "quay.io/openshift-release-dev/ocp-release:4.20.4-multi"},
             "pullSecret": {"name": "pull-secret"},
-            "clusterID": f"id-of-{name}",
+            "clusterID": str(uuid5(NAMESPACE_DNS, f"{name}.example.com")),
             "dns": {"baseDomain": "example.com"},
             "platform": {
                 "type": "Azure",
@@ -50,7 +51,7 @@ def document(name: str, **api_server: Any) -> dict[str, Any]:
                     "topology": "Public",
                     "azureAuthenticationConfig": {
                         "azureAuthenticationConfigType": "ManagedIdentities",
-                        "managedIdentities": {"dataPlane": {}},
+                        "managedIdentities": {"dataPlane": {}, "controlPlane": {}},
                     },
                 },
             },
@@ -73,7 +74,8 @@ def rendered(tmp_path: Path, name: str) -> dict[str, str]:
     path, out = tmp_path / f"{name}.yaml", tmp_path / name
     path.write_text(yaml.safe_dump(document(name)))
     command = [*PUBLISH, "render", str(path), "--directory", str(out)]
-    subprocess.run(command, env=environment(), capture_output=True, timeout=60, check=True)
+    done = subprocess.run(command, env=environment(), text=True, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
     return {each.name: each.read_text() for each in out.iterdir()}
 
 
