@@ -91,7 +91,7 @@ def test_the_api_accepts_what_flags_say(api: Api) -> None:
         make_namespace(api, namespace)
     ours = [
         each
-        for directory in ("server_forms", "manifests")
+        for directory in ("server_forms", "manifests", "node_proxy_manifests")
         for path in sorted((GOLDEN / directory).glob("*.yaml"))
         for each in yaml.safe_load_all(path.read_text())
         if each["kind"] != "EgressSelectorConfiguration"

@@ -22,7 +22,7 @@ from kube.node_proxy_writing import write
 
 pytestmark = pytest.mark.interop
 
-MANIFEST = Path(__file__).parents[2] / "golden" / "manifests" / "node-proxy-daemonset.yaml"
+MANIFEST = Path(__file__).parents[2] / "golden" / "node_proxy_manifests" / "daemonset.yaml"
 ACCOUNT, NAMESPACE = "isthmus-node-proxy", "kube-system"
 API_AUDIENCE = "https://kubernetes.default.svc"
 

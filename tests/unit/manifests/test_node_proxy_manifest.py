@@ -11,18 +11,18 @@ import yaml
 
 from isthmus.cli.main import main
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "manifests"
+GOLDEN = Path(__file__).parents[2] / "golden" / "node_proxy_manifests"
 API = "--api-server=api.example.com:6443"
 NFT = ("--proxy-mode=nftables", "--detect-local=node-cidr")
 KUBECONFIG = "--kubeconfig=/etc/kubernetes/kube-proxy.conf"
 FORMS = {
-    "node-proxy-daemonset": ("--as=daemonset", API, *NFT, "--take-over"),
-    "node-proxy-daemonset-kubeadm": (
+    "daemonset": ("--as=daemonset", API, *NFT, "--take-over"),
+    "daemonset-kubeadm": (
         "--as=daemonset", "--config-map=kube-proxy", "--config=/var/lib/kube-proxy/config.conf",
         "--take-over",
     ),
-    "node-proxy-daemonset-ipvs": ("--as=daemonset", API, "--proxy-mode=ipvs"),
-    "node-proxy-static-pod": (
+    "daemonset-ipvs": ("--as=daemonset", API, "--proxy-mode=ipvs"),
+    "static-pod": (
         "--as=static-pod", KUBECONFIG, *NFT, "--nftables-localhost-nodeports",
     ),
 }  # fmt: skip
@@ -56,12 +56,16 @@ def test_it_is_as_expected(name: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert text == path.read_text()
 
 
+def test_every_file_is_used() -> None:
+    assert {path.stem for path in GOLDEN.iterdir()} == FORMS.keys()
+
+
 @pytest.mark.parametrize(
     ("name", "capabilities"),
     [
-        ("node-proxy-daemonset", ["NET_ADMIN", "SYS_RESOURCE"]),
-        ("node-proxy-daemonset-kubeadm", ["NET_ADMIN", "NET_RAW", "SYS_RESOURCE"]),
-        ("node-proxy-static-pod", ["NET_ADMIN", "SYS_RESOURCE"]),
+        ("daemonset", ["NET_ADMIN", "SYS_RESOURCE"]),
+        ("daemonset-kubeadm", ["NET_ADMIN", "NET_RAW", "SYS_RESOURCE"]),
+        ("static-pod", ["NET_ADMIN", "SYS_RESOURCE"]),
     ],
 )
 def test_what_stays_has_the_capabilities_for_rules(

@@ -60,6 +60,8 @@ from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 from isthmus.programs.node_proxy.settings import IPTABLES, NFTABLES, NodeProxySettings
 from isthmus.programs.node_proxy.view import NodeProxyView, ProxyFamilyView
 
+#: How many there may be where nobody says otherwise: 30000 to 32767.
+_NODE_PORTS = 2768
 #: Pods come and go in bursts, and with them addresses.
 _ADDRESSES_S = 0.5
 _log = logging.getLogger("isthmus.node_proxy")
@@ -112,7 +114,8 @@ def _localhost(
     from isthmus.programs.node_proxy.localhost import LocalhostConnections
     from isthmus.programs.node_proxy.localhost_ports import LocalhostListeners
 
-    allow_connections(settings.max_connections)
+    # A listener takes one descriptor, of the two of a connection, in each of two families.
+    allow_connections(settings.max_connections + _NODE_PORTS)
     tunnels = TunnelsPart(ground, noun="")
     connections = LocalhostConnections(ground, tunnels.table)
     listeners = LocalhostListeners(ground, connections)
