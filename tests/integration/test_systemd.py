@@ -223,6 +223,25 @@ def test_a_sidecar_serves_nobody_unknown_from_afar(manager: Manager) -> None:
     assert "--serving-address 0.0.0.0 would open the guest cluster to everybody" in line
 
 
+def test_a_frontend_without_certificates_stays_on_loopback(
+    manager: Manager, programs: Programs
+) -> None:
+    files = programs.files
+    flags = [
+        "--mode=http-connect", "--server-port=0", "--server-bind-address=127.0.0.1",
+        "--server-auth=none-on-loopback", f"--server-cert={files.server_cert}",
+        f"--server-key={files.server_key}", f"--cluster-cert={files.server_cert}",
+        f"--cluster-key={files.server_key}", f"--cluster-ca-cert={files.ca_cert}",
+        "--agent-port=0", *PORTS,
+    ]  # fmt: skip
+    for address, family in (("0.0.0.0", socket.AF_INET), ("::", socket.AF_INET6)):
+        with socket.create_server((address, 0), family=family) as wide:
+            line = refused(manager, "server", *flags, sockets=[wide], name="frontend")
+        assert (
+            f"needs a --server-bind-address on loopback, such as 127.0.0.1, not {address}" in line
+        )
+
+
 def test_a_wrong_kind(manager: Manager, programs: Programs) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as wrong:
         wrong.bind(("127.0.0.1", 0))

@@ -37,6 +37,22 @@ def test_no_host_is_every_address() -> None:
 
 
 @pytest.mark.parametrize(
+    ("host", "reached", "other"),
+    [("::", ["127.0.0.1", "::1"], []), ("0.0.0.0", ["127.0.0.1"], ["::1"])],
+)
+def test_every_address_of_a_family(host: str, reached: list[str], other: list[str]) -> None:
+    """As in Go, where the unspecified address of IPv6 has IPv4 in it."""
+    (sock,) = bind_tcp(host, 0, flag="--port")
+    with sock:
+        port = sock.getsockname()[1]
+        for address in reached:
+            socket.create_connection((address, port), 10).close()
+        for address in other:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection((address, port), 10)
+
+
+@pytest.mark.parametrize(
     ("host", "why"),
     [("192.0.2.1", "192.0.2.1:"), ("no-such-host.invalid", "no-such-host.invalid:")],
 )
