@@ -8,12 +8,13 @@ are.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any
 
 from isthmus.errors import ConfigError
+from isthmus.settings.options import FILE, options_of
 
 #: Where Kubernetes mounts what every pod with a service account gets.
 SERVICE_ACCOUNT = PurePosixPath("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -82,6 +83,20 @@ class FlagFile:
     def directory(self) -> PurePosixPath:
         """What is mounted."""
         return self.path.parent
+
+
+def flag_files(settings: Any, *, without: Collection[str] = ()) -> list[FlagFile]:
+    """The files that the flags of a program name, but for those of some attributes.
+
+    Raises:
+        ConfigError: a path is none that a manifest can say.
+    """
+    return [
+        FlagFile.named(f"--{option.flag}", path)
+        for option in options_of(type(settings))
+        if option.metavar == FILE and option.attribute not in without
+        for path in option.files_in(settings)
+    ]
 
 
 def check_mountable(files: Iterable[FlagFile]) -> None:

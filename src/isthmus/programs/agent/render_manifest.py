@@ -38,7 +38,6 @@ from isthmus.values import is_address
 
 TOKEN_FLAG = "--service-account-token-path"
 _CA_FLAG = "--ca-cert"
-_FILE = "FILE"
 _SPARE_S = 5
 
 
@@ -83,11 +82,7 @@ class AgentPlan:
         Raises:
             ConfigError: a path is none that a manifest can say.
         """
-        return tuple(
-            FlagFile.named(f"--{option.flag}", text)
-            for option in options_of(AgentSettings)
-            if option.metavar == _FILE and (text := option.value_in(self.settings))
-        )
+        return tuple(volumes.flag_files(self.settings))
 
     @property
     def grace_s(self) -> int:

@@ -33,7 +33,6 @@ from isthmus.text.go_yaml import to_yaml
 #: Where HyperShift has haproxy.cfg, and where the kubelet looks for static pods.
 CONFIG = "/etc/kubernetes/apiserver-proxy-config/apiserver-proxy.yaml"
 MANIFESTS = "/etc/kubernetes/manifests"
-_FILE = "FILE"
 _SPARE_S = 10
 _PROGRAM = "apiserver-proxy"
 
@@ -87,13 +86,8 @@ class ProxyManifestPlan:
         Raises:
             ConfigError: a path is none that a manifest can say.
         """
-        named = {
-            f"--{option.flag}": option.value_in(self.settings)
-            for option in options_of(ApiserverProxySettings)
-            if option.metavar == _FILE
-        }
-        named["--config"] = self.config
-        return tuple(FlagFile.named(flag, text) for flag, text in named.items() if text)
+        config = [FlagFile.named("--config", self.config)] if self.config else []
+        return (*config, *volumes.flag_files(self.settings, without=("config",)))
 
     @property
     def capabilities(self) -> list[str]:

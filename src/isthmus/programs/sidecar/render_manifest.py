@@ -35,7 +35,7 @@ from isthmus.programs.sidecar.settings_presets import (
     HTTPS,
     SOCKS5,
 )
-from isthmus.settings.options import FILE, options_of, values_of
+from isthmus.settings.options import options_of, values_of
 from isthmus.settings.parsing import load
 from isthmus.text.addresses import is_loopback
 from isthmus.text.go_yaml import to_yaml
@@ -156,12 +156,10 @@ def _kubeconfig(manifest: SidecarManifestSettings, path: str) -> Volume:
 
 def _others(manifest: SidecarManifestSettings, sidecar: PlannedSidecar) -> list[Volume]:
     files = [
-        FlagFile.named(f"--{option.flag}", path)
-        for option in options_of(SIDECARS[sidecar.kind].settings_class)
-        if option.metavar == FILE and option.attribute not in _NOT_OF_THE_SECRET
-        for path in option.files_in(sidecar.settings)
+        file
+        for file in volumes.flag_files(sidecar.settings, without=_NOT_OF_THE_SECRET)
+        if str(file.directory) != TRUST
     ]
-    files = [file for file in files if str(file.directory) != TRUST]
     if files and not manifest.secret:
         raise ConfigError(f"{files[0].flag} needs --secret: the Secret that has the file")
     found = volumes.secret_directory(files, secret=manifest.secret)

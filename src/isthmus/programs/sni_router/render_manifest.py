@@ -28,7 +28,6 @@ LISTEN = ":8443"
 SPARE_S = 5
 #: Where a Service leads: connections by name, as HyperShift calls it, and those by TLV.
 PORT_NAME, PROXY_PORT_NAME = "https", "proxied"
-_FILE = "FILE"
 _LOWEST = 1024
 
 
@@ -74,12 +73,7 @@ class RouterPlan:
             ConfigError: a path is none that a manifest can say, or cannot be mounted.
         """
         manifest, config = self.manifest, self.config
-        files = [
-            FlagFile.named(f"--{option.flag}", text)
-            for option in options_of(SniRouterSettings)
-            if option.metavar == _FILE and option.attribute != "config"
-            if (text := option.value_in(self.settings))
-        ]
+        files = volumes.flag_files(self.settings, without=("config",))
         items = {config.path.name: config}
         routes = volumes.config_map("routes", manifest.routes_config_map, items)
         found = volumes.secret_directory(files, secret=manifest.secret or manifest.name)
