@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 from doc_blocks import ROOT
 
-from isthmus.settings.gates import ALPHA, BETA, GATES, Gate
+from isthmus.settings.gates import ALPHA, BETA, GATES, FeatureGate
 
 PAGE = ROOT / "docs" / "explanation" / "graduation.md"
 TEXT = PAGE.read_text("utf-8")
@@ -63,7 +63,7 @@ def test_there_is_a_section_for_each_gate_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("gate", GATES.values(), ids=lambda gate: gate.name)
-def test_its_stage_is_the_one_of_the_code_and_was_earned(gate: Gate) -> None:
+def test_its_stage_is_the_one_of_the_code_and_was_earned(gate: FeatureGate) -> None:
     said = f"**Stage: {gate.stage.lower()}, {'on' if gate.default else 'off'} by default.**"
     assert said in section(gate.name)
     reached = list(STAGES.values())

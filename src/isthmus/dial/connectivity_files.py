@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isthmus.dial.rules_connectivity import ConnectivityConfig
-from isthmus.dial.settings_connectivity import Part, combine, read_part
+from isthmus.dial.settings_connectivity import DocumentPart, combine, read_part
 from isthmus.dial.settings_connectivity_fields import Draft, NamedFile
 from isthmus.errors import ConfigError
 from isthmus.net.contexts import TlsFiles, client_context
@@ -49,7 +49,7 @@ def load(paths: Sequence[str], *, check_files: bool = True) -> Loaded:
         ConfigError: one line for each thing that is wrong, ``path:line:column: field: what``.
     """
     wrong: list[str] = []
-    parts: list[Part] = []
+    parts: list[DocumentPart] = []
     for path in paths:
         try:
             name = "<stdin>" if path == STDIN else path

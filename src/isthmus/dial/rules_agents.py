@@ -22,7 +22,7 @@ from isthmus.net.rules_near import (
 from isthmus.values import AgentId, HostPort
 
 
-class Backend(NearLink, Protocol):
+class ChoosableLink(NearLink, Protocol):
     """What choosing needs to know of a link to an agent."""
 
     @property
@@ -30,7 +30,7 @@ class Backend(NearLink, Protocol):
         """Whose link it is."""
 
 
-B = TypeVar("B", bound=Backend)
+B = TypeVar("B", bound=ChoosableLink)
 
 
 class Agents(Generic[B]):

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from isthmus.dial.settings_networks import Networks, Nowhere
+from isthmus.text.addresses import AddressVerdict as OnAddress
 from isthmus.text.addresses import IpAddress, IpNetwork, Reached, Weighed, reached, weigh
-from isthmus.text.addresses import Verdict as OnAddress
 from isthmus.text.patterns import Pattern
 from isthmus.values import NORMAL, HostPort, Identity, TrafficClass, is_address
 

@@ -17,7 +17,13 @@ import yaml
 from isthmus.dial import settings_connectivity_service as connectivity_service
 from isthmus.dial import settings_egress_selector as egress_selector
 from isthmus.dial.rules_connectivity import CONTROL_PLANE, MASTER, ConnectivityConfig
-from isthmus.dial.settings_connectivity_fields import BY_KIND, EGRESS, EGRESS_SELECTOR, Draft, Kind
+from isthmus.dial.settings_connectivity_fields import (
+    BY_KIND,
+    EGRESS,
+    EGRESS_SELECTOR,
+    DocumentKind,
+    Draft,
+)
 from isthmus.text.addresses import IpNetwork
 from isthmus.text.go_yaml import check_json, expand_merges
 from isthmus.text.located_yaml import Errors, Located, compose_all, near, short
@@ -28,7 +34,7 @@ _EXPECTED = " or ".join(BY_KIND)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DocumentPart:
     """What one text says; its networks are good only if ``errors`` are none.
 
     ``kinds`` are those of its documents, in their order, each with its version. ``kube`` is what
@@ -54,7 +60,7 @@ def read(text: str, *, name: str) -> ConnectivityConfig:
     return config
 
 
-def read_part(text: str, *, name: str) -> Part:
+def read_part(text: str, *, name: str) -> DocumentPart:
     """Read what one text says, and note in the part what is wrong with it.
 
     Raises:
@@ -81,7 +87,7 @@ def read_part(text: str, *, name: str) -> Part:
         else:
             drafts += connectivity_service.read_document(root)
         kinds.append((kind.name, version))
-    return Part(
+    return DocumentPart(
         drafts=tuple(drafts),
         kube=kube,
         kinds=tuple(kinds),
@@ -90,7 +96,7 @@ def read_part(text: str, *, name: str) -> Part:
     )
 
 
-def _kind(root: Located) -> Kind | None:
+def _kind(root: Located) -> DocumentKind | None:
     """The kind of a document; None when it has none, which is noted."""
     if not root.is_mapping:
         # Not the text itself: whoever gives the wrong file may have given that of a token.
@@ -109,7 +115,7 @@ def _kind(root: Located) -> Kind | None:
     return BY_KIND.get(text or "")
 
 
-def _version(root: Located, kind: Kind) -> str:
+def _version(root: Located, kind: DocumentKind) -> str:
     found = _peek(root, "apiVersion")
     text = found.text() if found is not None else None
     if found is not None and text is not None and text not in kind.versions:
@@ -138,7 +144,7 @@ def _check_stray_name(root: Located) -> None:
     root.node.value = [pair for pair in root.node.value if pair not in stray]
 
 
-def combine(parts: Sequence[Part]) -> ConnectivityConfig:
+def combine(parts: Sequence[DocumentPart]) -> ConnectivityConfig:
     """Put the networks of all parts together; what collides is noted in the later part."""
     drafts: dict[str, Draft] = {}
     for draft in (draft for part in parts for draft in part.drafts if draft.network.name):

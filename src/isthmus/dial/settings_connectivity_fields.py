@@ -56,7 +56,7 @@ class Field:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class DocumentKind:
     """A kind of document: what it is called, in which versions, and its fields in their order."""
 
     name: str
@@ -90,7 +90,7 @@ def _fields(text: str) -> Iterator[Field]:
         )
 
 
-EGRESS = Kind(
+EGRESS = DocumentKind(
     name=EGRESS_SELECTOR,
     versions=("apiserver.k8s.io/v1beta1", "apiserver.k8s.io/v1alpha1"),
     about="Kubernetes' own: what kube-apiserver reads with --egress-selector-config-file",
@@ -130,7 +130,7 @@ egressSelections.connection.transport.uds.udsName | string | always | Path of th
     ),
 )
 
-SERVICE = Kind(
+SERVICE = DocumentKind(
     name=CONNECTIVITY_SERVICE,
     versions=("connectivityservice.k8s.io/v1alpha1",),
     about="KEP-1281's: one network in each document, separated by ---",
@@ -193,7 +193,7 @@ def explain(asked: str) -> str:
     return "\n".join(_page(kind, field) for kind, field in found)
 
 
-def _nearest_path(path: str, kinds: Sequence[Kind]) -> str:
+def _nearest_path(path: str, kinds: Sequence[DocumentKind]) -> str:
     known = list(dict.fromkeys(field.path for kind in kinds for field in kind.fields))
     ends = [one for one in known if one.lower().endswith(f".{path.lower()}")]
     if ends:
@@ -201,7 +201,7 @@ def _nearest_path(path: str, kinds: Sequence[Kind]) -> str:
     return nearest(path, [*known, *BY_KIND])
 
 
-def _page(kind: Kind, field: Field | None) -> str:
+def _page(kind: DocumentKind, field: Field | None) -> str:
     lines = [f"KIND:     {kind.name}", f"VERSION:  {', '.join(kind.versions)}", ""]
     if field is not None:
         lines += [f"FIELD:    {field.path} <{field.type}>{_marks(field)}", ""]
@@ -224,7 +224,7 @@ def _wrapped(text: str, indent: int) -> list[str]:
     return textwrap.wrap(f"{text}.", 92, initial_indent=space, subsequent_indent=space)
 
 
-def table(kind: Kind) -> str:
+def table(kind: DocumentKind) -> str:
     """The fields as a table in Markdown, for the reference page."""
     lines = ["| field | type | required | |", "|---|---|---|---|"]
     for field in kind.fields:
@@ -271,7 +271,7 @@ class Draft:
     warnings: tuple[str, ...] = ()
 
 
-def fields_of(node: Located, kind: Kind, path: str, required: Sequence[str] = ()) -> Fields:
+def fields_of(node: Located, kind: DocumentKind, path: str, required: Sequence[str] = ()) -> Fields:
     """The fields of a mapping at a path of its kind; a null counts as not given.
 
     A field that belongs elsewhere in the kind is an error that says where.

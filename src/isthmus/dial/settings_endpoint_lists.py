@@ -28,9 +28,9 @@ from isthmus.errors import ConfigError
 from isthmus.net.rules_metadata import METADATA
 from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.text.addresses import (
+    AddressVerdict,
     IpAddress,
     IpNetwork,
-    Verdict,
     Weighed,
     cidr,
     is_ipv4_range,
@@ -75,7 +75,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refusal:
+class EndpointRefusal:
     """Why something may not be dialed: ``entry`` of the list, and a sentence."""
 
     entry: str
@@ -97,43 +97,47 @@ class EndpointLists:
         self.allow = tuple(dict.fromkeys(allow))
         self.deny = tuple(dict.fromkeys((*deny_by_default, *deny)))
         # The most specific first; what denies before what allows the same.
-        both = [(it, Verdict.DENIED) for it in deny]
-        both += [(it, Verdict.ALLOWED) for it in self.allow]
-        both += [(it, Verdict.DENIED) for it in deny_by_default]
+        both = [(it, AddressVerdict.DENIED) for it in deny]
+        both += [(it, AddressVerdict.ALLOWED) for it in self.allow]
+        both += [(it, AddressVerdict.DENIED) for it in deny_by_default]
         ranked = sorted(both, key=lambda it: it[0].rank(), reverse=True)  # a stable sort
         self._networks = [it for it in ranked if it[0].network is not None]
         self._names = [it for it in ranked if it[0].network is None]
         # The same targets are dialed again and again.
         self.refuse_address = lru_cache(maxsize=4096)(self._refuse_address)
 
-    def refuse_name(self, name: str, port: int) -> Refusal | None:
+    def refuse_name(self, name: str, port: int) -> EndpointRefusal | None:
         """Say why a name may not even be looked up; None: what it resolves to decides."""
         verdict, by = self._of_name(name, port)
-        return _denied(by, name, port) if verdict is Verdict.DENIED and by is not None else None
+        return (
+            _denied(by, name, port) if verdict is AddressVerdict.DENIED and by is not None else None
+        )
 
-    def refuse_found(self, name: str, host: str, port: int) -> Refusal | None:
+    def refuse_found(self, name: str, host: str, port: int) -> EndpointRefusal | None:
         """Say why an address that a name resolves to may not be dialed."""
         verdict, by = self._of_host(host, port)
-        if verdict is Verdict.DENIED and by is not None:
+        if verdict is AddressVerdict.DENIED and by is not None:
             return _denied(by, host, port)
-        allowed = Verdict.ALLOWED in (verdict, self._of_name(name, port)[0])
+        allowed = AddressVerdict.ALLOWED in (verdict, self._of_name(name, port)[0])
         return None if allowed or not self.allow else _unlisted(host, port)
 
-    def _refuse_address(self, host: str, port: int) -> Refusal | None:
+    def _refuse_address(self, host: str, port: int) -> EndpointRefusal | None:
         """Say why an address that was asked for may not be dialed."""
         verdict, by = self._of_host(host, port)
-        if verdict is Verdict.DENIED and by is not None:
+        if verdict is AddressVerdict.DENIED and by is not None:
             return _denied(by, host, port)
-        return _unlisted(host, port) if self.allow and verdict is not Verdict.ALLOWED else None
+        return (
+            _unlisted(host, port) if self.allow and verdict is not AddressVerdict.ALLOWED else None
+        )
 
-    def _of_name(self, name: str, port: int) -> tuple[Verdict, Entry | None]:
+    def _of_name(self, name: str, port: int) -> tuple[AddressVerdict, Entry | None]:
         plain = name.lower().removesuffix(".")
         for entry, verdict in self._names:
             if entry.ports.low <= port <= entry.ports.high and entry.has_name(plain):
                 return verdict, entry
-        return Verdict.UNLISTED, None
+        return AddressVerdict.UNLISTED, None
 
-    def _of_host(self, host: str, port: int) -> tuple[Verdict, Entry | None]:
+    def _of_host(self, host: str, port: int) -> tuple[AddressVerdict, Entry | None]:
         found = weigh(reached(host), lambda address: self._of_address(address, port))
         return found.verdict, found.by
 
@@ -142,17 +146,17 @@ class EndpointLists:
             assert entry.network is not None  # these are those that have one
             if entry.ports.low <= port <= entry.ports.high and address in entry.network:
                 return Weighed(verdict, entry)
-        return Weighed(Verdict.UNLISTED, None)
+        return Weighed(AddressVerdict.UNLISTED, None)
 
 
-def _denied(by: Entry, host: str, port: int) -> Refusal:
-    return Refusal(
+def _denied(by: Entry, host: str, port: int) -> EndpointRefusal:
+    return EndpointRefusal(
         entry=by.text, why=f"{by.text} of the agent's --endpoint-deny has {_shown(host, port)}"
     )
 
 
-def _unlisted(host: str, port: int) -> Refusal:
-    return Refusal(
+def _unlisted(host: str, port: int) -> EndpointRefusal:
+    return EndpointRefusal(
         entry=UNLISTED, why=f"the agent's --endpoint-allow does not have {_shown(host, port)}"
     )
 

@@ -26,7 +26,7 @@ from ipaddress import IPv6Network
 from typing import ClassVar, Protocol, TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from isthmus.dial.rules_agents import Agents, Backend
+from isthmus.dial.rules_agents import Agents, ChoosableLink
 from isthmus.dial.rules_connectivity import ClientTls, NetworkConnection, NetworkProtocol
 from isthmus.errors import ConfigError
 from isthmus.net.rules_near import Nearness
@@ -236,7 +236,7 @@ def _inside(claim: IpNetwork, cidrs: Sequence[IpNetwork]) -> bool:
     return any(_overlap(claim, (cidr,)) and claim.prefixlen >= cidr.prefixlen for cidr in cidrs)
 
 
-class NetworkBackend(Backend, Protocol):
+class NetworkBackend(ChoosableLink, Protocol):
     """A link to an agent that may have named its network."""
 
     @property

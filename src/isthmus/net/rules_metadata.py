@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from ipaddress import IPv4Network, ip_network
 
-from isthmus.text.addresses import IpAddress, IpNetwork, Verdict, Weighed, reached, weigh
+from isthmus.text.addresses import AddressVerdict, IpAddress, IpNetwork, Weighed, reached, weigh
 
 METADATA = (
     "169.254.0.0/16",  # link-local: AWS, Azure, GCP, OpenStack, DigitalOcean and most others
@@ -47,15 +47,15 @@ class MetadataGuard:
     def refuse(self, host: str) -> str:
         """Say why an address is not dialed; empty where it may be."""
         found = weigh(reached(host), self._judge)
-        if found.verdict is not Verdict.DENIED:
+        if found.verdict is not AddressVerdict.DENIED:
             return ""
         return f"{host} is denied by default: {found.by} is where clouds keep credentials"
 
     def _judge(self, address: IpAddress) -> Weighed[IpNetwork | None]:
         for each in _NETWORKS:
             if address in each and not any(address in it for it in self._allowed):
-                return Weighed(Verdict.DENIED, each)
-        return Weighed(Verdict.ALLOWED, None)
+                return Weighed(AddressVerdict.DENIED, each)
+        return Weighed(AddressVerdict.ALLOWED, None)
 
 
 def _is_inside(network: IpNetwork, of: IpNetwork) -> bool:

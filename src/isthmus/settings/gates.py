@@ -31,7 +31,7 @@ STAGES: Mapping[str, str] = MappingProxyType({"AllAlpha": ALPHA, "AllBeta": BETA
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gate:
+class FeatureGate:
     """One feature that can be turned on or off, and how ready it is."""
 
     name: str
@@ -45,11 +45,11 @@ class Gate:
         return f"{self.name}=true|false ({self.stage} - default={str(self.default).lower()})"
 
 
-GATES: Mapping[str, Gate] = MappingProxyType(
+GATES: Mapping[str, FeatureGate] = MappingProxyType(
     {
         gate.name: gate
         for gate in (
-            Gate(
+            FeatureGate(
                 name=CLUSTER_TO_MASTER,
                 stage=ALPHA,
                 default=False,

@@ -172,7 +172,7 @@ def _tunnelled(address: IPv6Address) -> Iterator[IPv4Address]:
         yield IPv4Address(address.packed[12:])
 
 
-class Verdict(Enum):
+class AddressVerdict(Enum):
     """What rules say of one address; UNLISTED where none of them is about addresses."""
 
     ALLOWED = "allowed"
@@ -184,7 +184,7 @@ class Verdict(Enum):
 class Weighed(Generic[V]):
     """A verdict and whatever gave it."""
 
-    verdict: Verdict
+    verdict: AddressVerdict
     by: V
 
 
@@ -195,15 +195,15 @@ def weigh(where: Reached, judge: Callable[[IpAddress], Weighed[V]]) -> Weighed[V
     applies; without one, the rule that holds for every address a translator could make of it.
     """
     own = judge(where.address)
-    if own.verdict is Verdict.DENIED or not (where.translated or where.besides):
+    if own.verdict is AddressVerdict.DENIED or not (where.translated or where.besides):
         return own
     others = [judge(each) for each in where.translated]
     for each in (*others, *map(judge, where.besides)):
-        if each.verdict is Verdict.DENIED:
+        if each.verdict is AddressVerdict.DENIED:
             return each
-    if own.verdict is Verdict.UNLISTED and others:
+    if own.verdict is AddressVerdict.UNLISTED and others:
         # Which of them a translator means is not known: all have to be allowed.
-        return min(others, key=lambda it: it.verdict is Verdict.ALLOWED)
+        return min(others, key=lambda it: it.verdict is AddressVerdict.ALLOWED)
     return own
 
 

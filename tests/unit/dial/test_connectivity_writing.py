@@ -149,7 +149,7 @@ def test_what_is_asked_has_a_limit() -> None:
 
 
 @pytest.mark.parametrize("kind", fields.KINDS, ids=lambda kind: kind.name)
-def test_the_reference_page_is_current(kind: fields.Kind) -> None:
+def test_the_reference_page_is_current(kind: fields.DocumentKind) -> None:
     page = REFERENCE.read_text(encoding="utf-8")
     begin, end = f"<!-- begin {kind.name} -->\n", f"<!-- end {kind.name} -->"
     before, _, rest = page.partition(begin)

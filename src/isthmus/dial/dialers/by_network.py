@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from isthmus.dial.dialers.direct import DirectDialer
-from isthmus.dial.dialers.through_agent import AgentDial, AgentDialer, Dialing
+from isthmus.dial.dialers.through_agent import AgentDial, AgentDialer, DialOwner
 from isthmus.dial.dialers.through_server import Reached, ServerDialer
 from isthmus.dial.rules_policy import (
     BY_AUDIT,
@@ -28,7 +28,7 @@ from isthmus.dial.rules_policy import (
 from isthmus.dial.settings_networks import AgentsByNetwork, ClusterNetwork
 from isthmus.errors import DialFailure
 from isthmus.links.server_side import AgentLink
-from isthmus.net.connect import SPENT, Address, Failed
+from isthmus.net.connect import SPENT, Address, Dialing, Failed
 from isthmus.net.resolver import Cancel, Found, Resolver
 from isthmus.tunnel.budget import OVER_SHARE
 from isthmus.tunnel.end import BaseEnd, Ending
@@ -38,19 +38,12 @@ from isthmus.wire.request_metadata import MAX_VALUE_BYTES
 _MOST_SHOWN = 3
 
 
-class Cancellable(Protocol):
-    """A dial of a way."""
-
-    def cancel(self) -> None:
-        """Give up silently."""
-
-
-class Way(Protocol):
+class EndDialer(Protocol):
     """A dialer that gives an end."""
 
     def dial(
         self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
-    ) -> Cancellable:
+    ) -> Dialing:
         """Open a connection; the callbacks may come before this returns."""
 
 
@@ -113,15 +106,15 @@ class WayDial(AgentDial):
         self,
         dialer: AgentDialer,
         request: DialRequest,
-        who: Dialing,
+        who: DialOwner,
         *,
-        way: Way | None = None,
+        way: EndDialer | None = None,
         denied: Callable[[Decision], None],
     ) -> None:
         super().__init__(dialer, request, who)
         self.way = way
         self._denied = denied
-        self._under_way: Cancellable | None = None
+        self._under_way: Dialing | None = None
 
     def attempt(self) -> None:
         """Dial, in the time that is left."""
@@ -138,7 +131,7 @@ class WayDial(AgentDial):
         if left_s <= 0:
             self._fail(DialFailure.TIMED_OUT, SPENT)
             return
-        dial: Cancellable
+        dial: Dialing
         if isinstance(way, ServerDialer):
             dial = way.dial(
                 target, timeout_s=left_s, reached=self._reached, failed=self._way_failed,
@@ -213,10 +206,10 @@ class ByNetwork:
         dialer: AgentDialer,
         *,
         agents: AgentsByNetwork[AgentLink] | None,
-        ways: Mapping[str, Way],
+        ways: Mapping[str, EndDialer],
         policy: Callable[[], Policy | None],
         denied: Callable[[Decision], None],
-        admit: Callable[[Dialing, DialRequest, str], Decision | None] | None = None,
+        admit: Callable[[DialOwner, DialRequest, str], Decision | None] | None = None,
         unaudited: Callable[[], str] | None = None,
     ) -> None:
         self._admit = admit
@@ -246,7 +239,7 @@ class ByNetwork:
             claimed=self._agents.standing_for if self._agents is not None else _nobody,
         )
 
-    def dial(self, request: DialRequest, who: Dialing) -> AgentDial:
+    def dial(self, request: DialRequest, who: DialOwner) -> AgentDial:
         """Start a dial, or deny it; the answer may come before this returns."""
         decision = self.decide(request.target, request.requester, request.asking.network)
         dialer = self._dialer

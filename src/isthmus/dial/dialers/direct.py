@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 
 from isthmus.dial.settings_destinations import Destinations
-from isthmus.dial.settings_endpoint_lists import EndpointLists, Refusal
+from isthmus.dial.settings_endpoint_lists import EndpointLists, EndpointRefusal
 from isthmus.errors import DialFailure
 from isthmus.net.connect import SHORT_S, SPENT, Address, Connecting, Failed, late, literal
 from isthmus.net.poller import Poller
@@ -150,7 +150,7 @@ class DirectDialer:
         loop: asyncio.AbstractEventLoop,
         poller: Poller,
         resolver: Resolver,
-        refuse: Callable[[HostPort], Refusal | None] | None = None,
+        refuse: Callable[[HostPort], EndpointRefusal | None] | None = None,
         *,
         metadata: MetadataGuard | None = NO_METADATA,
     ) -> None:
@@ -256,13 +256,13 @@ class EndpointsOnly(Resolver):
         lists: EndpointLists,
         aliases: Mapping[str, Sequence[str]] | None = None,
         *,
-        denied: Callable[[HostPort, Refusal], None],
+        denied: Callable[[HostPort, EndpointRefusal], None],
     ) -> None:
         super().__init__(loop, aliases)
         self._lists = lists
         self._denied = denied
 
-    def refuse(self, target: HostPort) -> Refusal | None:
+    def refuse(self, target: HostPort) -> EndpointRefusal | None:
         """Say why an address may not be dialed; see DirectDialer."""
         refusal = self._lists.refuse_address(target.host, target.port)
         if refusal is not None:
@@ -289,6 +289,6 @@ class EndpointsOnly(Resolver):
 
         return super().lookup(target, checked, failed, client)
 
-    def _refuse(self, target: HostPort, refusal: Refusal, failed: Failed) -> None:
+    def _refuse(self, target: HostPort, refusal: EndpointRefusal, failed: Failed) -> None:
         self._denied(target, refusal)
         failed(DialFailure.DENIED, refusal.why)

@@ -43,7 +43,7 @@ _NOT_DONE = frozenset({DialFailure.NO_AGENT, DialFailure.AGENT_LOST})
 AnyLink = AgentLink | PeerLink
 
 
-class Dialing(Protocol):
+class DialOwner(Protocol):
     """Who wants the answer of a dial."""
 
     def pass_on(self, request: DialRequest) -> DialRequest:
@@ -83,11 +83,11 @@ class AgentDial:
         "who",
     )
 
-    def __init__(self, dialer: AgentDialer, request: DialRequest, who: Dialing) -> None:
+    def __init__(self, dialer: AgentDialer, request: DialRequest, who: DialOwner) -> None:
         self._dialer = dialer
         self.id = DialId(next(dialer.ids))
         self.request = request
-        self.who: Dialing | None = who
+        self.who: DialOwner | None = who
         self.agents = dialer.agents  # among whom to choose
         self.decision: Decision | None = None  # None: there is neither policy nor network
         self.started_at = time.monotonic()
@@ -241,7 +241,7 @@ class AgentDial:
     def _fail(self, failure: DialFailure, detail: str) -> None:
         self._settle().dial_failed(self, failure, detail)
 
-    def _settle(self) -> Dialing:
+    def _settle(self) -> DialOwner:
         who, self.who = self.who, None
         assert who is not None  # a dial is settled once
         self._dialer.pending.remove(self)
@@ -253,7 +253,7 @@ class Again(AgentDial):
 
     __slots__ = ("_timer",)
 
-    def __init__(self, first: AgentDial, lost: AnyLink, who: Dialing) -> None:
+    def __init__(self, first: AgentDial, lost: AnyLink, who: DialOwner) -> None:
         dialer = first._dialer
         super().__init__(dialer, first.request, who)
         self.agents = first.agents
@@ -269,7 +269,7 @@ class Again(AgentDial):
         """How much of the time of the first dial is left."""
         return self.started_at + self._dialer.timeout_s - time.monotonic()
 
-    def _settle(self) -> Dialing:
+    def _settle(self) -> DialOwner:
         self._timer.cancel()
         return super()._settle()
 
@@ -303,7 +303,7 @@ class AgentDialer:
         self._looks = False
         self.ids = itertools.count(1)
 
-    def dial(self, request: DialRequest, who: Dialing) -> AgentDial:
+    def dial(self, request: DialRequest, who: DialOwner) -> AgentDial:
         """Start a dial; the answer may come before this returns."""
         dial = AgentDial(self, request, who)
         self.begin(dial)

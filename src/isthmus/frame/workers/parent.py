@@ -63,7 +63,7 @@ class Parent:
         self.once = OncePer(self.loop.time)
         self.poller = Poller(self.loop)
         self.ports = OperatorPorts(settings, once=self.once)
-        self.records = Records.open(self.loop, settings)
+        self.records = GatheredRecords.open(self.loop, settings)
         if self.records is not None:
             self.metrics.audit_counts = self.records.log.counts
         birth = Birth(
@@ -294,7 +294,7 @@ def main(program: Program, settings: Any, *, before: lifetime.Before | None = No
     )
 
 
-class Records:
+class GatheredRecords:
     """Where the records of all workers come together."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, log: AuditLog) -> None:
@@ -304,7 +304,7 @@ class Records:
         reopen_on_hangup(loop, log)
 
     @classmethod
-    def open(cls, loop: asyncio.AbstractEventLoop, settings: object) -> Records | None:
+    def open(cls, loop: asyncio.AbstractEventLoop, settings: object) -> GatheredRecords | None:
         """Open the log, if one is asked for.
 
         Raises:

@@ -11,7 +11,7 @@ from typing import Any
 from typing_extensions import override
 
 from isthmus.dial.dialers.direct import DirectDial, DirectDialer, EndpointsOnly
-from isthmus.dial.settings_endpoint_lists import Entry, Refusal
+from isthmus.dial.settings_endpoint_lists import EndpointRefusal, Entry
 from isthmus.errors import DialFailure
 from isthmus.frame.observe.tracing import Span, Tracing
 from isthmus.frame.part import Ground, Part
@@ -56,7 +56,7 @@ class TargetDials(Part):
             return
         TargetDial(self, incoming, target)
 
-    def _denied(self, target: HostPort, refusal: Refusal) -> None:
+    def _denied(self, target: HostPort, refusal: EndpointRefusal) -> None:
         self.metrics.endpoint_denied(refusal.entry)
         self._ground.once.log(
             ("endpoint", refusal.entry), _QUIET_S, _log, logging.WARNING,

@@ -39,7 +39,7 @@ _log = logging.getLogger("isthmus.server")
 class ClientDial:
     """The answer of a request's dial becomes a tunnel or a refusal.
 
-    See dialers.through_agent.Dialing, and frontends.backend.Dial for the client.
+    See dialers.through_agent.DialOwner, and frontends.backend.Dial for the client.
     """
 
     __slots__ = (
@@ -195,7 +195,7 @@ Tells = Callable[[AgentDial], Callable[[Tunnel, float], None] | None]
 
 
 class Retry:
-    """Who wants the answer of such a dial; see dialers.through_agent.Dialing."""
+    """Who wants the answer of such a dial; see dialers.through_agent.DialOwner."""
 
     __slots__ = ("_server", "_tells", "_tunnel")
 

@@ -18,7 +18,7 @@ PLACE_S = 1.0
 _LOOK_S = 0.1
 
 
-class Carrier(Protocol):
+class HeldCarrier(Protocol):
     """The connection of a link."""
 
     peer_shut: bool
@@ -36,7 +36,7 @@ class Shaking(Protocol):
     closed_because: str
 
     @property
-    def carrier(self) -> Carrier:
+    def carrier(self) -> HeldCarrier:
         """Its connection."""
 
     def lost(self, why: str) -> None:

@@ -31,7 +31,7 @@ from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.server.shares import ServerShares
 
 if TYPE_CHECKING:
-    from isthmus.dial.dialers.by_network import ByNetwork, Way
+    from isthmus.dial.dialers.by_network import ByNetwork, EndDialer
     from isthmus.dial.dialers.through_server import ServerPlace
 
 _QUIET_S = 60.0
@@ -156,7 +156,7 @@ class ServerNetworks(Part):
 
     # Ways.
 
-    def _way(self, network: ClusterNetwork, via: NetworkConnection) -> Way:
+    def _way(self, network: ClusterNetwork, via: NetworkConnection) -> EndDialer:
         if via.protocol is NetworkProtocol.CUSTOM:
             return self._custom(via)
         if via.protocol is NetworkProtocol.DIRECT:
@@ -172,7 +172,7 @@ class ServerNetworks(Part):
         )
         return self._through(place, via.protocol)
 
-    def _direct(self, network: ClusterNetwork) -> Way:
+    def _direct(self, network: ClusterNetwork) -> EndDialer:
         from isthmus.dial.dialers.by_network import InsideOnly
         from isthmus.dial.dialers.direct import DirectDialer
 
@@ -181,7 +181,7 @@ class ServerNetworks(Part):
         guard = MetadataGuard(network.cidrs)
         return DirectDialer(self._loop, self._poller, inside, metadata=guard)
 
-    def _through(self, place: ServerPlace, protocol: NetworkProtocol) -> Way:
+    def _through(self, place: ServerPlace, protocol: NetworkProtocol) -> EndDialer:
         from isthmus.dial.dialers.through_connect import ConnectDialer
         from isthmus.dial.dialers.through_grpc import GrpcDialer, PayloadDialer
 
@@ -194,7 +194,7 @@ class ServerNetworks(Part):
         self._close.append(shared.close)
         return shared
 
-    def _custom(self, via: NetworkConnection) -> Way:
+    def _custom(self, via: NetworkConnection) -> EndDialer:
         from isthmus.dial.dialers.custom import ForeignDialer, load
 
         made = ForeignDialer(

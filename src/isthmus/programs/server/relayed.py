@@ -38,7 +38,7 @@ _log = logging.getLogger("isthmus.server")
 
 
 class RelayedDial:
-    """One such dial; see dialers.through_agent.Dialing and app.auditing.Asked."""
+    """One such dial; see dialers.through_agent.DialOwner and app.auditing.Asked."""
 
     __slots__ = ("_dial", "_incoming", "_server", "link", "request")
 
@@ -122,7 +122,7 @@ class RelayedDial:
                 why = "the other server took it back before the answer"
                 self._server.audit.failed(self, self.client_address, dial, None, why)
 
-    # See Dialing.
+    # See DialOwner.
 
     def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
         """One of our agents reached the target: join."""

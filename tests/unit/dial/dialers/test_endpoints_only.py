@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from isthmus.dial.dialers.direct import DirectDialer, EndpointsOnly
-from isthmus.dial.settings_endpoint_lists import Refusal
+from isthmus.dial.settings_endpoint_lists import EndpointRefusal
 from isthmus.errors import DialFailure
 from isthmus.net.connect import Address
 from isthmus.net.poller import Poller
@@ -42,7 +42,7 @@ class Rebound(EndpointsOnly):
 def made(
     loop: asyncio.AbstractEventLoop, denied: list[str], **flags: tuple[str, ...]
 ) -> EndpointsOnly:
-    def hear(target: HostPort, refusal: Refusal) -> None:
+    def hear(target: HostPort, refusal: EndpointRefusal) -> None:
         denied.append(refusal.entry)
 
     settings = compose(AgentSettings, ca_cert="ca.crt", **flags)  # type: ignore[arg-type]
