@@ -193,6 +193,17 @@ def test_a_name_does_not_beat_the_tlv(bed: Bed) -> None:
     assert greeting(bed, "a", header(), name="api.a.example") == "a api.a.example -"
 
 
+def test_without_a_port_for_them_routes_by_tlv_are_told_of(
+    bed: Bed, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A header at a port that expects none is no TLS: it leads nowhere."""
+    write(bed)
+    bed.start()
+    assert said(bed, header(b"id-a") + hello_bytes(SAME), port=bed.port) == b""
+    bed.wait_refused(SniRefusal.NOT_TLS)
+    assert any("routes with tlv get no connections" in it.getMessage() for it in caplog.records)
+
+
 def test_without_routes_for_it_a_tlv_says_nothing(bed: Bed) -> None:
     """A balancer's own TLVs, of TLS for example, are not taken for ids."""
     bed.start(listen_proxy=("127.0.0.1:0",))

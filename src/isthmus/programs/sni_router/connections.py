@@ -174,6 +174,11 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
     def start(self) -> None:
         self._metrics.open_by_route = lambda: self.by_route
         self._metrics.waiting_hellos = lambda: self.hellos
+        if self.table().goes_by_tlv and not (self._expects_proxy or self._settings.listen_proxy):
+            log(
+                _log, logging.WARNING, "routes with tlv get no connections: no port takes PROXY"
+                " headers, which --listen-proxy and --accept-proxy do",
+            )  # fmt: skip
 
     @override
     def serving(self) -> dict[str, Any]:
