@@ -42,6 +42,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._over = asyncio.Event()
         self._writers: list[asyncio.StreamWriter] = []
+        self._serving: set[asyncio.Task[None]] = set()
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
 
@@ -62,16 +63,31 @@ class Proxy:
             runner.run(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._accept, "127.0.0.1", 0, ssl=self._tls)
+        server = await asyncio.start_server(
+            self._accept,
+            "127.0.0.1",
+            0,
+            ssl=self._tls,
+            ssl_handshake_timeout=LIMIT_S if self._tls else None,
+        )
         self.port = server.sockets[0].getsockname()[1]
         self._ready.set()
         await self._over.wait()
         server.close()
+        # Handshakes under way end by themselves: one that is cancelled before it began would leave
+        # its socket open.
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in self._serving:
+                task.cancel()
+            await asyncio.wait(others, return_when=asyncio.FIRST_COMPLETED)
         for writer in self._writers:
             writer.transport.abort()  # a close over TLS waits for an answer, beyond this loop
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
+        self._serving.add(self._loop.create_task(self._serve_one(reader, writer)))
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
             await self._answer(reader, writer)
         writer.close()
