@@ -56,6 +56,23 @@ def test_it_is_as_expected(name: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert text == path.read_text()
 
 
+@pytest.mark.parametrize(
+    "name", [each for each in FORMS if each.startswith(("daemonset", "static"))]
+)
+def test_probes_follow_the_health_port_to_https(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    at = "/etc/isthmus/health"
+    flags = (f"--health-cert={at}/tls.crt", f"--health-key={at}/tls.key")
+    spec = pod(written(capsys, *FORMS[name], *flags))
+    (stays,) = spec["containers"]
+    for probe in ("livenessProbe", "readinessProbe"):
+        assert stays[probe]["httpGet"]["scheme"] == "HTTPS"
+    (mount,) = [each for each in stays["volumeMounts"] if each["mountPath"] == at]
+    (volume,) = [each for each in spec["volumes"] if each["name"] == mount["name"]]
+    assert volume["hostPath"]["path"] == at
+
+
 def test_every_file_is_used() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == FORMS.keys()
 

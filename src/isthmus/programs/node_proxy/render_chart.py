@@ -64,6 +64,8 @@ _SET = names_of(
     *("config", "kubeconfig", "master", "manifests", "hostname_override", "proxy_mode"),
     *("detect_local", "cluster_cidr", "take_over", "healthz_bind_address", "healthz_port"),
     *("nftables_localhost_nodeports", "graceful_shutdown_timeout_s"),
+    # With these, the chart's probes would not be answered.
+    *("health_cert", "health_key"),
     *("cleanup", "init_only", "write_config_to"),
 )
 _VALUES = (

@@ -29,6 +29,8 @@ from isthmus.text.go_yaml import to_yaml
 
 _PROGRAM = "node-proxy"
 _FILES = ("config", "kubeconfig")
+#: These are files of the node in any form: a private key is nothing for a ConfigMap.
+_NODE_FILES = ("health_cert", "health_key")
 _SPARE_S = 10
 #: The lowest that a process may have without SYS_RESOURCE is what it was started with.
 _USUAL_SCORE = -999
@@ -76,7 +78,15 @@ class NodeProxyPlan:
         Raises:
             ConfigError: a path is none that a manifest can say.
         """
-        named = {each: getattr(self.settings, each) for each in _FILES}
+        return (*self._files(_FILES), *self.node_files)
+
+    @property
+    def node_files(self) -> tuple[FlagFile, ...]:
+        """Those of them that are the node's in any form."""
+        return self._files(_NODE_FILES)
+
+    def _files(self, attributes: Sequence[str]) -> tuple[FlagFile, ...]:
+        named = {each.replace("_", "-"): getattr(self.settings, each) for each in attributes}
         return tuple(FlagFile.named(f"--{flag}", text) for flag, text in named.items() if text)
 
     @property
@@ -151,7 +161,9 @@ def workload(
         volumes=[*files, *kernel_volumes(iptables=plan.runs_iptables)],
         # No port is declared: beside a kube-proxy with the same none would be scheduled.
         probes=containers.probes(
-            port=plan.settings.healthz.port, host="" if host in ("0.0.0.0", "::") else host
+            port=plan.settings.healthz.port,
+            host="" if host in ("0.0.0.0", "::") else host,
+            scheme="HTTPS" if plan.settings.health_cert else "",
         ),
         resources=resources(),
     )
@@ -217,8 +229,12 @@ def _daemon_set(plan: NodeProxyPlan) -> list[Manifest]:
     owner = WorkloadOwner(name=manifest.name, namespace=manifest.namespace)
     files = [each for each in plan.files if SERVICE_ACCOUNT not in each.path.parents]
     if manifest.config_map:
-        named = {each.path.name: each for each in files}
-        found = [volumes.config_map("config", manifest.config_map, named)]
+        own = plan.node_files
+        named = {each.path.name: each for each in files if each not in own}
+        found = [
+            volumes.config_map("config", manifest.config_map, named),
+            *volumes.host_directories(own),
+        ]
     else:
         found = volumes.host_directories(files)
     env = _environment(plan)
