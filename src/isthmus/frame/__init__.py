@@ -3,8 +3,10 @@
 How to write a program
     Make a room in ``isthmus/programs``, declare ``PROGRAM = Program(...)`` in its ``__init__``
     (program.py says what each field is) and add the room to the list in ``isthmus.programs``.
-    Commands, reference pages, the doctor and metrics find it there; what else names programs is
-    in ARCHITECTURE.md, "Where a change goes".
+    Commands, reference pages, the doctor, metrics, manifests and the chart find it there; what
+    else names programs is in ARCHITECTURE.md, "Where a change goes". What the doctor looks at is
+    its ``doctor.py`` (layout.py), how it is run in a cluster its ``command_manifest.py`` and
+    ``render_chart.py``, made of what is in ``isthmus.manifests``.
     Its settings derive from ``CarrierSettings``, which has what operator ports, tracing and the
     memory budget need, and asks for ``admin`` and ``workers``. Its view has ``version``,
     ``taken_at``, ``uptime_s``, ``draining`` and ``certificates``, which the lifecycle fills in,
@@ -38,5 +40,6 @@ Who does what
     operator_ports.py, ``admin/``, ``dashboard/``    health and admin ports, and what they show
     ``observe/``, ``model/``    what is counted; what a program looks like at one moment
     ``audit/``, revoking.py    records of requests; taking certificates and tokens back
+    layout.py, finding.py, patient.py    what settings name; what the doctor finds, and in whom
     ``cli/``        commands made of settings, and what they print
 """

@@ -29,11 +29,10 @@ from isthmus.manifests.settings import DEPLOYMENT
 from isthmus.manifests.volumes import CA, CERT, KEY, FlagFile, Volume
 from isthmus.programs.server.settings import BY_NAME_WORD, HTTP_CONNECT, ServerSettings
 from isthmus.programs.server.settings_manifest import SIDECAR, ServerManifestSettings
-from isthmus.settings.options import options_of
+from isthmus.settings.options import FILE, options_of
 from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort
 
-_FILE = "FILE"
 _SPARE_S = 5
 _LOW = 1024
 #: How long a server behind a Service goes on when it has to end, until nobody is sent to it any
@@ -74,7 +73,7 @@ class ServerPlan:
         found = {
             option.attribute: str(option.value_in(settings))
             for option in options_of(ServerSettings)
-            if option.metavar == _FILE
+            if option.metavar == FILE
         }
         if settings.agent_identity_binding != BY_NAME_WORD:
             found["agent_identity_binding"] = settings.agent_identity_binding
