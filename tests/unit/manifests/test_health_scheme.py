@@ -13,7 +13,7 @@ MANIFESTS = {
               f"--agent-cert={AT}/a.crt", f"--agent-key={AT}/a.key"),
     "server": ("--as=deployment", "--secret=files"),
     "apiserver-proxy": ("--as=static-pod", "--upstream=h:6443", f"--ca-cert={AT}/ca.crt"),
-    "sidecar": ("--mode=socks5", "--secret=files"),
+    "sidecar": ("--mode=socks5", "--workload=x", "--secret=files"),
 }  # fmt: skip
 
 
