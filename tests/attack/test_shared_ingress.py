@@ -129,20 +129,24 @@ def test_a_proxy_tells_the_source(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "answered"),
-    [("203.0.113.0/24", True), ("::ffff:203.0.113.0/120", True), ("::/0", False)],
+    ("source", "allowed", "answered"),
+    [
+        ("::ffff:203.0.113.7", "203.0.113.0/24", True),
+        ("::ffff:203.0.113.7", "::ffff:203.0.113.0/120", True),
+        ("::ffff:203.0.113.7", "::/0", False),
+        ("2001:db8::7", "2001:db8::/32", True),
+        ("2001:db8::7", "0.0.0.0/0", False),
+    ],
 )
-def test_a_mapped_source_is_ipv4(bed: Bed, allowed: str, answered: bool) -> None:
+def test_a_mapped_source_is_ipv4(bed: Bed, source: str, allowed: str, answered: bool) -> None:
     """A header can have any IPv4 address as IPv6: the ranges of IPv4 hold, those of IPv6 do not."""
     write(bed, allowed)
     bed.start(listen_proxy=("127.0.0.1:0",), proxy_from=("127.0.0.1",))
-    mapped = header(
-        b"id-a", source=IpPort(ip_address("::ffff:203.0.113.7"), 1),
-    )  # fmt: skip
+    told = header(b"id-a", source=IpPort(ip_address(source), 1))
     if answered:
-        assert greeting(bed, "a", mapped) == f"a {SAME} -"
+        assert greeting(bed, "a", told) == f"a {SAME} -"
     else:
-        assert said(bed, mapped + hello_bytes(SAME)) == ACCESS_DENIED
+        assert said(bed, told + hello_bytes(SAME)) == ACCESS_DENIED
 
 
 def test_ipv4_at_a_socket_of_both_families(bed: Bed) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from ipaddress import IPv4Address, IPv4Network, ip_network
+from ipaddress import ip_address, ip_network
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,11 +13,12 @@ from isthmus.errors import ConfigError
 from isthmus.programs.sni_router.rules import Found, Miss, RoutingTable, SniRoute
 from isthmus.programs.sni_router.rules_explaining import AskedConnection, reasons
 from isthmus.programs.sni_router.settings_routes import parse
+from isthmus.text.addresses import IpAddress
 from isthmus.text.go_yaml import to_yaml
 
 HEAD = {"apiVersion": "isthmus.dev/v1alpha1", "kind": "SNIRoutes"}
 HOSTS = ("a.x", "b.x", "*.x", "x")
-NETWORKS = ("0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.3/32", "192.0.2.0/24")
+NETWORKS = ("0.0.0.0/0", "10.0.0.0/8", "10.1.0.0/16", "10.1.2.3/32", "::/0", "2001:db8::/32")
 
 few = {"max_size": 2, "unique": True}
 route = st.fixed_dictionaries(
@@ -30,15 +31,15 @@ route = st.fixed_dictionaries(
     },
 )
 documents = st.lists(route, min_size=1, max_size=6)
-sources = st.sampled_from(["10.1.2.3", "10.1.9.9", "10.9.9.9", "192.0.2.7", "8.8.8.8"])
+sources = st.sampled_from(["10.1.2.3", "10.1.9.9", "10.9.9.9", "8.8.8.8", "2001:db8::7", "fd00::1"])
 
 
-def narrowest(route: SniRoute, source: IPv4Address) -> int:
+def narrowest(route: SniRoute, source: IpAddress) -> int:
     fit = [it.prefixlen for it in route.allowed_cidrs if source in it]
     return max(fit, default=-1) if route.allowed_cidrs else 0
 
 
-def slow(table: RoutingTable, name: str, alpn: str, tlv: bytes | None, source: IPv4Address) -> str:
+def slow(table: RoutingTable, name: str, alpn: str, tlv: bytes | None, source: IpAddress) -> str:
     """The name of the route, or of the miss."""
     routes: Sequence[SniRoute] = table.routes
     default = table.default
@@ -83,7 +84,7 @@ def read(document: list[dict[str, object]], *, has_default: bool = False) -> Rou
     st.sampled_from(["", "a.x", "b.x", "c.x", "x", "y"]),
     st.sampled_from(["h2", "h3", "h4"]),
     st.sampled_from([None, b"s", b"t", b"u", b""]),
-    sources.map(IPv4Address),
+    sources.map(ip_address),
     st.booleans(),
 )
 def test_the_table_finds_what_its_steps_say(
@@ -91,7 +92,7 @@ def test_the_table_finds_what_its_steps_say(
     name: str,
     alpn: str,
     tlv: bytes | None,
-    source: IPv4Address,
+    source: IpAddress,
     has_default: bool,
 ) -> None:
     table = read(document, has_default=has_default)
@@ -112,8 +113,8 @@ def test_the_table_finds_what_its_steps_say(
 @given(st.lists(st.sampled_from(NETWORKS), min_size=1, max_size=3, unique=True), sources)
 def test_a_source_is_never_joined_where_it_is_not_allowed(cidrs: list[str], source: str) -> None:
     table = read([{"hosts": ["a.x"], "backends": ["1.2.3.4:1"], "allowedCIDRs": cidrs}])
-    allowed = any(IPv4Address(source) in ip_network(each) for each in cidrs)
-    found = table.find("a.x", source=IPv4Address(source))
+    allowed = any(ip_address(source) in ip_network(each) for each in cidrs)
+    found = table.find("a.x", source=ip_address(source))
     assert isinstance(found, Found) is allowed
     if isinstance(found, Found):
-        assert isinstance(found.network, IPv4Network) and IPv4Address(source) in found.network
+        assert found.network is not None and ip_address(source) in found.network
