@@ -43,9 +43,15 @@ _LONGEST = (
     "tests/lab/test_kills.py",
     "tests/lab/test_apiserver.py",
     "tests/lab/test_topologies.py",
+    "tests/lab/test_services.py",
+    "tests/lab/test_nodes_behind_wall.py",
+    "tests/interop/kube/test_cluster_egress.py",
+    "tests/interop/kube/test_node_proxy_rules.py",
+    "tests/interop/kube/test_node_proxy_takeover.py",
+    "tests/interop/kube/test_etcd_egress.py",
 )
 #: Those of them in which every test makes all it needs: its tests go to whoever is free.
-_SPREAD = frozenset(_LONGEST)
+_SPREAD = frozenset(_LONGEST[:3])
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -396,7 +396,11 @@ def test_a_pipe_at_the_start_is_one_sentence(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "directory"])
+@pytest.mark.parametrize(
+    # Each kind as one file: tests/unit/net/test_plain_file.py.
+    "kind",
+    ["pipe", *(pytest.param(it, marks=pytest.mark.nightly) for it in ("device", "directory"))],
+)
 def test_a_file_that_becomes_something_else_stalls_nobody(
     programs: Programs, tmp_path: Path, kind: str
 ) -> None:
@@ -470,8 +474,15 @@ def fill(disk: Path) -> Path:
 
 
 @needs_root
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize("mode", ["deny", "continue"])
+@pytest.mark.parametrize(
+    ("mode", "workers"),
+    [
+        ("deny", 2),
+        ("continue", 1),
+        pytest.param("deny", 1, marks=pytest.mark.nightly),
+        pytest.param("continue", 2, marks=pytest.mark.nightly),
+    ],
+)
 def test_a_full_disk_hides_nothing(
     programs: Programs, tmp_path: Path, mode: str, workers: int
 ) -> None:

@@ -144,6 +144,7 @@ def answers(stack: Stack, target: Target, number: int) -> list[float]:
     return took
 
 
+@pytest.mark.parametrize("link", ["mux", pytest.param("grpc", marks=pytest.mark.nightly)])
 def test_a_webhook_beside_copies(fresh: Stack, tmp_path: Path) -> None:
     """The figures are printed; that an answer goes before copies is tests/unit/tunnel."""
     path = tmp_path / "policy.yaml"

@@ -107,7 +107,11 @@ class Agent:
         self._process.wait(LIMIT_S)
 
 
-@pytest.mark.parametrize("form", ["static-pod", "systemd"])
+@pytest.mark.parametrize(
+    # A pod as it is confined is in test_pod_programs.py.
+    "form",
+    [pytest.param("static-pod", marks=pytest.mark.nightly), "systemd"],
+)
 def test_on_off_and_on_again(
     form: str, programs: Programs, certificates: pki.PkiFiles, tmp_path: Path
 ) -> None:
