@@ -16,6 +16,7 @@ from relay_bed import Relays, peer_files
 from selenium.webdriver.common.keys import Keys
 from stack import Stack, wait_until
 
+from isthmus.frame import health
 from isthmus.tools.pki.making import PkiFiles
 
 
@@ -129,8 +130,9 @@ def test_a_tunnel_that_is_stalled_says_why(browser: Browser, linked: Stack) -> N
 
 
 def test_failed_dials_and_audit_records_are_shown(
-    browser: Browser, fresh: Stack, tmp_path: Path
+    browser: Browser, fresh: Stack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(health, "STEP_S", 1.0)  # of the history, whose last whole one is shown
     fresh.add_server(audit_log_path=str(tmp_path / "audit.log"))
     fresh.add_agent()
     browser.page(page_of(fresh.server.admin_port))
@@ -142,7 +144,6 @@ def test_failed_dials_and_audit_records_are_shown(
     audit = "[data-panel=audit]"
     browser.wait(lambda: nowhere in browser.text(audit), "it is in the audit records")
     assert "Failed" in browser.texts(f"{audit} .badge-text")
-    # A step of the history is ten seconds long.
     legend = "#charts .chart:last-child .legend"
     browser.wait(lambda: browser.text(legend) == "connection refused1", "it is in the chart")
     browser.driver.get("about:blank")
