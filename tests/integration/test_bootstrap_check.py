@@ -172,7 +172,8 @@ def check(authority: pki.PkiFiles, capsys: pytest.CaptureFixture[str]) -> Any:
         }
         # None of these may come twice.
         flags |= dict(flag.split("=", 1) for flag in more)
-        code = main(["bootstrap", "check", *(f"{flag}={value}" for flag, value in flags.items())])
+        words = (f"{flag}={value}" for flag, value in flags.items())
+        code = main(["bootstrap", "check", "-o", "json", *words])
         return Checked(code, capsys.readouterr().out)
 
     return run
@@ -208,7 +209,7 @@ def test_everything_can_come_from_the_kubeconfig(
     path = write_kubeconfig(tmp_path, authority)
     code = main([
         "bootstrap", "check", f"--kubeconfig={path}", f"--agent-admin=127.0.0.1:{agent.admin_port}",
-        "-o", "table",
+
     ])  # fmt: skip
     text = capsys.readouterr().out
     assert code == 0, text

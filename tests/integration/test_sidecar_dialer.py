@@ -656,7 +656,7 @@ def test_resolve_shows_each_step(stack: Stack, tmp_path: Path) -> None:
                 f"--kubeconfig={bed.api.kubeconfig()}",
                 "--resolve-from-guest-cluster-dns",
             ]
-            code, out, err = await ask("echo.web", *where)
+            code, out, err = await ask("echo.web", "-o", "json", *where)
             assert (code, err) == (0, "")
             assert json.loads(out) == {
                 "name": "echo.web",
@@ -671,14 +671,14 @@ def test_resolve_shows_each_step(stack: Stack, tmp_path: Path) -> None:
                 "way": "through the tunnel",
                 "dialed": ["10.0.0.7"],
             }
-            code, out, err = await ask("idp.example", "-o", "text", *where)
+            code, out, err = await ask("idp.example", *where)
             assert (code, err) == (0, "")
             rows = [line.split() for line in out.splitlines()]
             assert rows[0] == ["asked", "outcome", "addresses", "detail"]
             assert rows[1][:4] == ["Service", "no", "such", "name"]
             assert rows[2][:4] == ["guest", "DNS", "found", "192.0.2.1"]
             assert out.splitlines()[-1] == "dialed through the tunnel: 192.0.2.1"
-            code, out, err = await ask("nowhere.example.com", *where)
+            code, out, err = await ask("nowhere.example.com", "-o", "json", *where)
             assert code == 1
             assert json.loads(out)["failure"] == "name not resolved"
             code, out, err = await ask("not..aname", *where)

@@ -59,7 +59,7 @@ def run(capsys: Captured, *args: str) -> tuple[int, str, str]:
 
 
 def data(capsys: Captured, *args: str) -> Any:
-    code, out, err = run(capsys, *args)
+    code, out, err = run(capsys, *args, "-o", "json")
     assert (code, err) == (0, ""), (out, err)
     return json.loads(out)
 
@@ -79,7 +79,7 @@ def test_status(stack: Stack, capsys: Captured) -> None:
     admin = ["--admin", url(stack), "--admin", url(stack, stack.agent)]
     with carrying(stack, 2):
         found = data(capsys, "status", *admin)
-        code, out, _ = run(capsys, "status", "-o", "table", *admin)
+        code, out, _ = run(capsys, "status", *admin)
     assert found["kind"] == "Status" and found["ready"] is True and found["errors"] == []
     server, agent = found["programs"]
     assert (server["program"], server["id"]) == ("server", "cp-1")
@@ -114,17 +114,16 @@ def test_status_of_the_last_minutes(fresh: Stack, capsys: Captured) -> None:
 
 def test_status_says_what_is_not_ready(fresh: Stack, capsys: Captured) -> None:
     fresh.add_server()
-    code, out, _ = run(capsys, "status", "-o", "table", "--admin", url(fresh))
+    code, out, _ = run(capsys, "status", "--admin", url(fresh))
     assert code == 1
     assert "  ready         no: agents: no connection to any proxy agent\n" in out
     dead = f"http://127.0.0.1:{free_port()}"
     fresh.add_agent()
-    code, out, _ = run(capsys, "status", "--admin", url(fresh), "--admin", dead)
+    code, out, _ = run(capsys, "status", "-o", "json", "--admin", url(fresh), "--admin", dead)
     assert code == 1 and json.loads(out)["errors"][0]["url"] == dead
-    code, out, _ = run(capsys, "status", "-o", "table", "--admin", dead)
-    assert code == 2 and out == (
-        f"{dead}  no answer\n  look at       {dead}: nothing listens there (connection refused)\n"
-    )
+    code, out, err = run(capsys, "status", "--admin", dead)
+    assert (code, out) == (1, "")
+    assert err == f"isthmus: {dead}: nothing listens there (connection refused)\n"
 
 
 def test_whatever_runs_on_the_usual_ports_is_found(
@@ -150,7 +149,7 @@ def test_or_else_what_isthmus_up_started(
         tell_admin_ports(directory, [stack.server.admin_port, free_port(), stack.agent.admin_port])
         programs = data(capsys, "status")["programs"]
         assert [each["id"] for each in programs] == ["cp-1", "node-1"]
-    assert run(capsys, "status")[0] == 2, "it is gone"
+    assert run(capsys, "status")[0] == 1, "it is gone"
 
 
 def test_nothing_runs_here(
@@ -199,7 +198,7 @@ def test_an_older_program_is_shown_as_far_as_it_tells(stack: Stack, capsys: Capt
     with older(stack.server.admin_port) as old, carrying(stack, 1):
         (program,) = data(capsys, "status", "--admin", old)["programs"]
         assert program["recent"] is None and program["tunnels"] == 1
-        assert "not known" in run(capsys, "status", "-o", "table", "--admin", old)[1]
+        assert "not known" in run(capsys, "status", "--admin", old)[1]
         (tunnel,) = data(capsys, "tunnels", "--admin", old)["items"]
         code, _, err = run(capsys, "tunnels", "end", str(tunnel["id"]), "--yes", "--admin", old)
         assert code == 2 and f"or {old} is too old to end one" in err
@@ -211,7 +210,7 @@ def test_tunnels(stack: Stack, capsys: Captured) -> None:
         with other.accept() as far:
             assert far.read_exactly(5) == b"12345"
             admin = ["--admin", url(stack)]
-            code, out, err = run(capsys, "tunnels", "-o", "table", *admin)
+            code, out, err = run(capsys, "tunnels", *admin)
             assert (code, err) == (0, "")
             head, *rows = (line.split() for line in out.splitlines())
             assert head == [
@@ -241,7 +240,7 @@ def test_tunnels(stack: Stack, capsys: Captured) -> None:
             assert data(capsys, "tunnels", "--stalled", *admin)["items"] == []
         assert len(clients) == 3
     stack.wait_idle()
-    assert run(capsys, "tunnels", "-o", "table", "--admin", url(stack)) == (
+    assert run(capsys, "tunnels", "--admin", url(stack)) == (
         0, "", "No tunnels found.\n",
     )  # fmt: skip
 
@@ -252,16 +251,18 @@ def test_tunnels_of_several_programs(stack: Stack, capsys: Captured) -> None:
         found = data(capsys, "tunnels", *admin)["items"]
         wide = run(capsys, "tunnels", "-o", "wide", *admin)[1].splitlines()
         dead = f"http://127.0.0.1:{free_port()}"
-        code, out, err = run(capsys, "tunnels", "--admin", url(stack), "--admin", dead)
+        code, out, err = run(
+            capsys, "tunnels", "-o", "json", "--admin", url(stack), "--admin", dead
+        )
     assert {each["server"] for each in found} >= {"cp-1"}
     assert wide[0].split()[:2] == ["ID", "SERVER"]
     assert wide[0].split()[-3:] == ["REQUESTER", "CONNECTION", "STALLED"]
     assert code == 1 and "nothing listens there" in err and len(json.loads(out)["items"]) == 4
-    assert run(capsys, "tunnels", "--admin", dead)[0] == 2
+    assert run(capsys, "tunnels", "--admin", dead)[0] == 1
 
 
 def test_watching_tunnels(stack: Stack) -> None:
-    args = [*COMMAND, "tunnels", "-w", "-o", "table", "--admin", url(stack)]
+    args = [*COMMAND, "tunnels", "-w", "--admin", url(stack)]
     with Terminal(args, ENVIRONMENT) as terminal:
         with carrying(stack, 2):
             terminal.wait(lambda: terminal.text.count("open") == 2, "both are shown")
@@ -366,8 +367,8 @@ def test_a_stalled_tunnel_says_why(
             return bool(data(capsys, "tunnels", "--stalled", *admin)["items"])
 
         wait_until(stalled, "nobody reads, and that is said")
-        head, row = run(capsys, "tunnels", "--stalled", "-o", "table", *admin)[1].splitlines()
-        status = run(capsys, "status", "-o", "table", *admin)[1]
+        head, row = run(capsys, "tunnels", "--stalled", *admin)[1].splitlines()
+        status = run(capsys, "status", *admin)[1]
     assert head.endswith("STALLED") and "client stopped reading; " in row
     assert f"to {target.name}: client stopped reading; " in status
     assert "1 tunnel is stalled: isthmus tunnels --stalled" in status
@@ -376,7 +377,7 @@ def test_a_stalled_tunnel_says_why(
 def test_agents(stack: Stack, capsys: Captured) -> None:
     admin = ["--admin", url(stack)]
     with carrying(stack, 2):
-        code, out, err = run(capsys, "agents", "-o", "table", *admin)
+        code, out, err = run(capsys, "agents", *admin)
         found = data(capsys, "agents", *admin)["items"]
         wide = run(capsys, "agents", "-o", "wide", *admin)[1]
     head, *rows = (line.split() for line in out.splitlines())
@@ -391,7 +392,7 @@ def test_agents(stack: Stack, capsys: Captured) -> None:
     agent = ["--admin", url(stack, stack.agent)]
     code, _, err = run(capsys, "agents", *agent)
     assert code == 2 and "agents are known to servers" in err
-    both = run(capsys, "agents", "-o", "table", *admin, *agent)[1]
+    both = run(capsys, "agents", *admin, *agent)[1]
     assert both.splitlines()[0].split()[1] == "VERSION", "there is one server only"
 
 
@@ -399,7 +400,7 @@ def test_agents_of_several_servers(fresh: Stack, capsys: Captured) -> None:
     first, second = fresh.add_server(server_id="a"), fresh.add_server(server_id="b")
     fresh.add_agent(agent_id="node-1")
     admin = ["--admin", url(fresh, first), "--admin", url(fresh, second)]
-    head, row = run(capsys, "agents", "-o", "table", *admin)[1].splitlines()
+    head, row = run(capsys, "agents", *admin)[1].splitlines()
     assert head.split()[:2] == ["ID", "SERVER"] and row.split()[:2] == ["node-1", "a"]
 
 
@@ -416,11 +417,11 @@ def test_over_tls_with_a_certificate(fresh: Stack, capsys: Captured) -> None:
     shown = [*known, "--cert", str(files.client_cert), "--key", str(files.client_key)]
     assert len(data(capsys, "agents", "--admin", there, *shown)["items"]) == 1
     code, _, err = run(capsys, "agents", "--admin", there, *known)
-    assert code == 2 and "wants a client certificate" in err
+    assert code == 1 and "wants a client certificate" in err
     code, _, err = run(capsys, "agents", "--admin", there)
-    assert code == 2 and "its certificate is not trusted" in err
+    assert code == 1 and "its certificate is not trusted" in err
     code, _, err = run(capsys, "agents", "--admin", there.replace("https", "http"))
-    assert code == 2 and "HTTPS" in err.upper()
+    assert code == 1 and "HTTPS" in err.upper()
 
 
 def test_with_a_token(fresh: Stack, capsys: Captured, tmp_path: Path) -> None:
@@ -432,11 +433,11 @@ def test_with_a_token(fresh: Stack, capsys: Captured, tmp_path: Path) -> None:
     assert len(data(capsys, "agents", *admin, "--token-file", str(token))["items"]) == 1
     assert data(capsys, "status", *admin, "--token-file", str(token))["ready"] is True
     code, _, err = run(capsys, "agents", *admin)
-    assert code == 2 and err.endswith("wants a token; give --token-file\n")
+    assert code == 1 and err.endswith("wants a token; give --token-file\n")
     wrong = tmp_path / "wrong"
     wrong.write_text("another-token-that-is-long-enough-too")
     code, _, err = run(capsys, "agents", *admin, "--token-file", str(wrong))
-    assert code == 2 and err.endswith("does not know the token of --token-file\n")
+    assert code == 1 and err.endswith("does not know the token of --token-file\n")
 
 
 def test_a_token_file_that_is_not_there_is_said(
@@ -462,7 +463,7 @@ def test_a_token_is_not_shown_to_whoever_listens_on_a_usual_port(
     with stranger() as (port, heard):
         usual = {port: "server", fresh.server.admin_port: "agent"}
         monkeypatch.setattr(admin_flags, "PROGRAM_PORTS", usual)
-        code, out, err = run(capsys, "status", "--token-file", str(token))
+        code, out, err = run(capsys, "status", "-o", "json", "--token-file", str(token))
         said = json.loads(out)
         asked = heard()
     assert code == 0 and [each["id"] for each in said["programs"]] == ["cp-1"]

@@ -87,7 +87,7 @@ def test_the_lines_work_as_printed_and_nothing_is_left(tmp_path: Path) -> None:
         assert [agent["id"] for agent in seen["agents"]] == ["far-side"]
         assert seen["totals"]["dials"] == 1
         there = [f"--admin=127.0.0.1:{port}" for port in told_admin_ports(environment(tmp_path))]
-        status = json.loads(paste(shlex.join([*UP[:-1], "status", *there]), tmp_path))
+        status = json.loads(paste(shlex.join([*UP[:-1], "status", "-o", "json", *there]), tmp_path))
         assert [each["id"] for each in status["programs"]] == ["near-side", "far-side"]
         assert shlex.split(kill) == ["kill", str(process.pid)]
         paste(kill, tmp_path)

@@ -52,7 +52,7 @@ def test_two_labs_at_once(simple: str) -> None:
     one, two = token(lab("up", simple)), token(lab("up", "isolated-cluster"))
     try:
         assert one != two
-        listed = json.loads(lab("list"))
+        listed = json.loads(lab("list", "-o", "json"))
         assert {each["id"] for each in listed["labs"]} == {one, two}
         page = lab("shell", "--lab", one, "left", "curl", "-sS", "http://right:8080/some/path")
         assert page.startswith("from right\nasked for: /some/path\n")

@@ -5,8 +5,6 @@ The plan is made by plan.py, printing is command_output.py; both are imported wh
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import wraps
@@ -16,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.tables import filled
+from isthmus.frame.cli.tables import TEXT, filled, output_option, print_data
 
 if TYPE_CHECKING:
     from isthmus.hosting.model import HostedCluster, ManagementNetwork, PublishPlan
@@ -26,12 +24,7 @@ FINE, WARNED, WRONG = 0, 1, 2
 LAB = "lab.yaml"
 _MOST_BYTES = 4 * 1024 * 1024
 
-_OUTPUT = click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
-)
+_OUTPUT = output_option()
 _KEEP_SOURCES = click.option(
     "--keep-sources",
     is_flag=True,
@@ -124,9 +117,7 @@ def command() -> None:
 @click.option("--svg", metavar="FILE", callback=filled, help="Write a picture to this file")
 @_planning
 @_OUTPUT
-def plan(
-    file: str, old: str | None, svg: str | None, output: str | None, options: _PlanOptions
-) -> int:
+def plan(file: str, old: str | None, svg: str | None, output: str, options: _PlanOptions) -> int:
     """Show who reaches what, and how
 
     With --from the exit code is 1 when a step is refused: it cannot be done in place.
@@ -143,10 +134,10 @@ def plan(
     steps = None if old is None else changes(_sound(old, options), new)
     if svg is not None:
         _draw(new, svg)
-    if output == "table" or (output is None and sys.stdout.isatty()):
+    if output == TEXT:
         print_plan(new, file, steps)
     else:
-        click.echo(json.dumps(plan_json(new, steps), indent=2))
+        print_data(plan_json(new, steps), output)
     refused = any(step.act is ChangeKind.REFUSE for step in steps or ())
     return WARNED if refused else FINE
 
@@ -162,7 +153,7 @@ def plan(
 )
 @_planning
 @_OUTPUT
-def check(file: str, ignore: tuple[str, ...], output: str | None, options: _PlanOptions) -> int:
+def check(file: str, ignore: tuple[str, ...], output: str, options: _PlanOptions) -> int:
     """Check a document against every rule
 
     The exit code is 0 when all is well, 1 when there are warnings and 2 when there are errors.
@@ -178,12 +169,12 @@ def check(file: str, ignore: tuple[str, ...], output: str | None, options: _Plan
     _check_rules(ignore)
     found = _plan(file, options).findings
     kept = [each for each in found if each.weight is Weight.ERROR or each.rule not in ignore]
-    if output == "table" or (output is None and sys.stdout.isatty()):
+    if output == TEXT:
         print_findings(kept, file)
         if not kept:
             click.echo(f"{file}: ok")
     else:
-        click.echo(json.dumps([finding_json(each) for each in kept], indent=2))
+        print_data([finding_json(each) for each in kept], output)
     weights = {each.weight for each in kept}
     if Weight.ERROR in weights:
         return WRONG

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from isthmus.frame.cli.tables import console
 from isthmus.hosting.changes import ChangeStep
 from isthmus.hosting.endpoints import ReachNeed, needs
 from isthmus.hosting.model import PlanFinding, PlannedEndpoint, PublishPlan, Viewpoint, Weight
@@ -97,21 +98,20 @@ def step_json(step: ChangeStep) -> dict[str, Any]:
 
 def print_plan(plan: PublishPlan, file: str, steps: Sequence[ChangeStep] | None) -> None:
     """A plan for people: who sees what, who must reach what, what is to be known."""
-    from rich.console import Console
 
-    console = Console()
+    out = console()
     cluster = plan.cluster
     version = "" if cluster.model is V1BETA1 else f", {cluster.model.version}"
     said = f"{cluster.name}: {cluster.platform.value}, {cluster.access.value}{version}"
-    console.print(said, markup=False)
-    for table in (_seen(plan, wide=console.width >= _WIDE), _reach(plan)):
-        console.print()
-        console.print(table)
+    out.print(said, markup=False)
+    for table in (_seen(plan, wide=out.width >= _WIDE), _reach(plan)):
+        out.print()
+        out.print(table)
     if steps is not None:
-        console.print()
+        out.print()
         print_steps(steps)
     if plan.findings:
-        console.print()
+        out.print()
         print_findings(plan.findings, file)
 
 
@@ -158,13 +158,12 @@ def _reach(plan: PublishPlan) -> Table:
 
 def print_steps(steps: Sequence[ChangeStep]) -> None:
     """What it takes to come from an old plan, in order."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    out = console()
     if not steps:
-        console.print("nothing changes")
+        out.print("nothing changes")
         return
     table = Table("", "Step", box=None, pad_edge=False)
     for heading in ("What", "Why", "Interrupts"):
@@ -172,7 +171,7 @@ def print_steps(steps: Sequence[ChangeStep]) -> None:
     for number, step in enumerate(steps, 1):
         cells = step.act.value, step.what, step.says, step.interrupts or "nobody"
         table.add_row(str(number), *map(Text, cells))
-    console.print(table)
+    out.print(table)
 
 
 def print_findings(findings: Iterable[PlanFinding], file: str, *, err: bool = False) -> None:

@@ -6,13 +6,13 @@ What it prints is command_output.py; both are imported when a command runs, not 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from isthmus.errors import ConfigError
+from isthmus.frame.cli.tables import output_option
 
 if TYPE_CHECKING:
     from isthmus.lab.play import RunOptions
@@ -143,13 +143,8 @@ def down(token: str, every: bool) -> None:
 
 
 @command.command(name="list", short_help="Show topologies, and the labs that are up")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
-)
-def list_(output: str | None) -> None:
+@output_option()
+def list_(output: str) -> None:
     """Show topologies, and the labs that are up
 
     \b
@@ -158,8 +153,7 @@ def list_(output: str | None) -> None:
     """
     from isthmus.lab import command_output as lab_output
 
-    as_table = output == "table" or (output is None and sys.stdout.isatty())
-    lab_output.show_list(as_table=as_table)
+    lab_output.show_list(output)
 
 
 @command.command(short_help="Draw a lab with its tunnels, or a topology")

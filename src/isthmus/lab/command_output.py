@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from isthmus.frame.cli.tables import TEXT, console, print_data
 from isthmus.lab import catalog, state
 from isthmus.lab.picture import LabPicture
 from isthmus.lab.picture_text import draw
@@ -168,10 +169,10 @@ def show_up(lab: Lab, topology: Topology) -> None:
     click.echo("isthmus lab show | shell HOST | down")
 
 
-def show_list(*, as_table: bool) -> None:
+def show_list(output: str) -> None:
     topologies = [catalog.load(name) for name in catalog.names()]
     there = state.labs()
-    if not as_table:
+    if output != TEXT:
         found = {
             "topologies": [
                 {"name": one.name, "title": one.title, "needs": list(one.needs)}
@@ -181,21 +182,20 @@ def show_list(*, as_table: bool) -> None:
                 {"id": lab.token, "topology": lab.topology, "kept": lab.kept} for lab in there
             ],
         }
-        click.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        print_data(found, output)
         return
-    from rich.console import Console
     from rich.table import Table
 
     table = Table("Topology", "What it is", "Needs", box=None, pad_edge=False)
     for one in topologies:
         table.add_row(one.name, one.title, ", ".join(one.needs))
-    Console().print(table)
+    console().print(table)
     if not there:
         return
     table = Table("\nLab", "\nTopology", box=None, pad_edge=False)
     for lab in there:
         table.add_row(lab.token, f"{lab.topology}{' (its command was killed)' * lab.left_over}")
-    Console().print(table)
+    console().print(table)
 
 
 def show_picture(picture: LabPicture) -> None:

@@ -38,15 +38,20 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PYTHONPATH": str(Path(isthmus.__file__).parent.parent), **more}
 
 
+# On each machine that tests/apart makes processes have numbers of their own; /tmp is shared.
+_MACHINE = os.stat("/proc/self/ns/pid").st_ino % 2**20
+
+
 def run_name() -> str:
     """What the things of this run are called, so that the next can tell whose they were."""
-    return f"{_PREFIX}{os.getpid()}-"
+    return f"{_PREFIX}{_MACHINE}-{os.getpid()}-"
 
 
 def is_left_over(name: str) -> bool:
-    """Whether something is called as the things of a run that is no more."""
-    pid = name.removeprefix(_PREFIX).partition("-")[0]
-    return name.startswith(_PREFIX) and not Path(f"/proc/{pid}").exists()
+    """Whether something is called as the things of a run of this machine that is no more."""
+    mine = f"{_PREFIX}{_MACHINE}-"
+    pid = name.removeprefix(mine).partition("-")[0]
+    return name.startswith(mine) and not Path(f"/proc/{pid}").exists()
 
 
 def wait_until(holds: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:

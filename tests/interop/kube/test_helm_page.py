@@ -58,7 +58,7 @@ def test_the_page_does_what_it_says(kube_api: Api, kube_binaries: Binaries, tmp_
             assert done.returncode == 0, f"{command}\n{done.stderr}"
         if command.startswith("helm upgrade"):
             # What was --set when it was installed is not forgotten.
-            assert image(kube_api) == "registry.example.com/isthmus:1.1"
+            assert image(kube_api) == "registry.example.com/isthmus:0.2.0"
 
 
 def image(api: Api) -> str:

@@ -24,7 +24,7 @@ from isthmus.cli.main import main
         (["pki", "show", "--outptu=json"], "unknown flag --outptu, did you mean --output?"),
         (
             ["pki", "show", "-o", "jsn"],
-            "invalid value for '-o' / '--output': 'jsn' is not one of 'table', 'json',"
+            "invalid value for '-o' / '--output': 'jsn' is not one of 'text', 'json', 'yaml',"
             " did you mean json?",
         ),
         (

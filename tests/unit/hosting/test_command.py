@@ -33,8 +33,8 @@ def changed(tmp_path: Path, source: Path, old: str, new: str) -> Path:
     return path
 
 
-def test_a_plan_in_a_pipe_is_json(capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = publish(capsys, "plan", PRIVATE)
+def test_a_plan_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = publish(capsys, "plan", PRIVATE, "-o", "json")
     plan: dict[str, Any] = json.loads(out)
     assert (code, plan["name"], plan["access"]) == (0, "autumn", "Private")
     assert plan["controlPlaneNamespace"] == "clusters-autumn"
@@ -62,7 +62,7 @@ def test_a_plan_for_people(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, file: Path, columns: str
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    code, out, _ = publish(capsys, "plan", file, "-o", "table")
+    code, out, _ = publish(capsys, "plan", file)
     assert code == 0
     for text in ("APIServer", "not published", "Must reach", "kubectl"):
         assert text in out
@@ -83,20 +83,20 @@ def test_a_picture_is_written(capsys: pytest.CaptureFixture[str], tmp_path: Path
 
 def test_changes_in_order(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     new = changed(tmp_path, PUBLIC, "Access: Public", "Access: PublicAndPrivate")
-    code, out, _ = publish(capsys, "plan", new, "--from", PUBLIC)
+    code, out, _ = publish(capsys, "plan", new, "--from", PUBLIC, "-o", "json")
     steps = json.loads(out)["changes"]
     assert code == 0
     made = [each["what"] for each in steps if each["act"] == "create"]
     assert "Service/kube-apiserver-private" in made and "Service/private-router" in made
     assert all(each.keys() == {"act", "what", "says", "interrupts"} for each in steps)
-    code, out, _ = publish(capsys, "plan", PUBLIC, "--from", PUBLIC, "-o", "table")
+    code, out, _ = publish(capsys, "plan", PUBLIC, "--from", PUBLIC)
     assert code == 0 and "nothing changes" in out
 
 
 def test_a_change_that_is_refused_is_another_exit_code(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, out, _ = publish(capsys, "plan", PRIVATE, "--from", PUBLIC, "-o", "table")
+    code, out, _ = publish(capsys, "plan", PRIVATE, "--from", PUBLIC)
     assert code == 1 and "refuse" in out
 
 
@@ -104,19 +104,19 @@ def test_a_change_that_is_refused_is_another_exit_code(
 def test_check_says_what_is_worth_knowing(
     capsys: pytest.CaptureFixture[str], file: Path, code: int
 ) -> None:
-    found, out, _ = publish(capsys, "check", file)
+    found, out, _ = publish(capsys, "check", file, "-o", "json")
     weights = {each["weight"] for each in json.loads(out)}
     assert found == code and ("warning" in weights) is bool(code)
-    found, out, _ = publish(capsys, "check", file, "-o", "table")
+    found, out, _ = publish(capsys, "check", file)
     assert found == code
     assert out.startswith(f"{file}:") if code else out == f"{file}: ok\n"
 
 
 def test_warnings_are_ignored_by_their_rules(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = publish(capsys, "check", PUBLIC)
+    _, out, _ = publish(capsys, "check", PUBLIC, "-o", "json")
     rules = {each["rule"] for each in json.loads(out)}
     ignored = [word for rule in rules for word in ("--ignore", rule)]
-    assert publish(capsys, "check", PUBLIC, *ignored)[:2] == (0, "[]\n")
+    assert publish(capsys, "check", PUBLIC, "-o", "json", *ignored)[:2] == (0, "[]\n")
 
 
 def test_errors_are_all_said_with_their_places(
@@ -125,7 +125,7 @@ def test_errors_are_all_said_with_their_places(
     text = PRIVATE.read_text().replace("hostname: oauth.", "hostname: api.")
     path = tmp_path / "wrong.yaml"
     path.write_text(text.replace("service: Ignition", "service: Konnectivity"))
-    code, out, _ = publish(capsys, "check", path, "--ignore", "hostname-once")
+    code, out, _ = publish(capsys, "check", path, "--ignore", "hostname-once", "-o", "json")
     found = {each["rule"]: each for each in json.loads(out)}
     assert code == 2
     assert {"hostname-once", "required-services", "service-once"} <= found.keys()

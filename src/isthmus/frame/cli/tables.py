@@ -9,19 +9,52 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from isthmus.errors import ConfigError
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 #: Between two columns.
 GAP = "   "
 T = TypeVar("T", str | None, tuple[str, ...])
+F = TypeVar("F", bound=Callable[..., object])
 UNKNOWN = "-"
+TEXT, WIDE, JSON, YAML = "text", "wide", "json", "yaml"
+FORMATS = (TEXT, JSON, YAML)
+_OUTPUT = ("-o", "--output")
+_OUTPUT_SAYS: dict[str, Any] = {
+    "default": TEXT,
+    "show_default": True,
+    "help": "Print in this format",
+}
+#: Of output that is no terminal: what is wider is folded.
+_PIPE_WIDTH = 200
 _BARS = "▁▂▃▄▅▆▇█"
 _SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def output_parameter(formats: Sequence[str] = FORMATS) -> click.Option:
+    """-o/--output, the same for every command: text, wherever it goes, unless another is asked."""
+    return click.Option(_OUTPUT, type=click.Choice(formats), **_OUTPUT_SAYS)
+
+
+def output_option(formats: Sequence[str] = FORMATS) -> Callable[[F], F]:
+    """Give a command -o/--output, as a decorator; it gets ``output``."""
+    return click.option(*_OUTPUT, type=click.Choice(formats), **_OUTPUT_SAYS)
+
+
+def console() -> Console:
+    """Standard output for rich: as wide as the terminal, and wide in a file or a pipe."""
+    from rich.console import Console
+
+    if sys.stdout.isatty() or os.environ.get("COLUMNS"):
+        return Console()
+    return Console(width=_PIPE_WIDTH)
 
 
 def table_lines(
@@ -48,8 +81,8 @@ def print_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_data(data: Any, output: str) -> None:
-    """Print for machines; ``output`` is json or yaml."""
-    if output == "yaml":
+    """Print for machines; ``output`` is JSON or YAML."""
+    if output == YAML:
         import yaml
 
         text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +35,7 @@ _ANSWERED = "not translated: the node proxy answers health checks there"
 _MARKS = {ADDED: ("+", "green"), REMOVED: ("-", "red")}
 
 
-def explanation_json(found: PacketExplanation, mode: str, notes: Sequence[str]) -> str:
+def explanation_json(found: PacketExplanation, mode: str, notes: Sequence[str]) -> dict[str, Any]:
     """All of an explanation; the steps that every outcome begins with come once."""
     packet, shared = found.packet, found.shared_steps
     answer = {
@@ -56,7 +55,7 @@ def explanation_json(found: PacketExplanation, mode: str, notes: Sequence[str]) 
         "outcomes": [_outcome(each, shared) for each in found.outcomes],
         "notes": list(notes),
     }
-    return json.dumps(answer, indent=2, ensure_ascii=False)
+    return answer
 
 
 def _place(packet: Packet) -> str:
@@ -156,7 +155,7 @@ def _percent(chance: float) -> str:
     return f"{chance * 100:.4g} %"
 
 
-def difference_json(found: Differences) -> str:
+def difference_json(found: Differences) -> dict[str, Any]:
     answer = {
         family.value: {
             "ports": [
@@ -179,7 +178,7 @@ def difference_json(found: Differences) -> str:
         }
         for family, (ports, lines) in found.items()
     }
-    return json.dumps(answer, indent=2, ensure_ascii=False)
+    return answer
 
 
 def show_difference(found: Differences, *, color: bool) -> None:

@@ -17,7 +17,7 @@ import click
 
 from isthmus.errors import KubeError
 from isthmus.frame.cli.flags import FlagCommand
-from isthmus.frame.cli.tables import filled
+from isthmus.frame.cli.tables import TEXT, filled, output_parameter, print_data
 from isthmus.programs.node_proxy.settings import NFTABLES, NodeProxySettings
 from isthmus.settings.options import Option, options_of
 from isthmus.values import HostPort
@@ -69,14 +69,6 @@ def _declared(*names: str) -> tuple[Option, ...]:
     known = {each.attribute: each for each in options_of(NodeProxySettings)}
     chosen = [known[name] for name in names]
     return tuple(replace(each, **_OTHERWISE.get(each.attribute, {})) for each in chosen)
-
-
-def _output(choices: Sequence[str], default: str) -> click.Option:
-    return click.Option(
-        ["-o", "--output"],
-        type=click.Choice(choices),
-        help=f"Print as {' or as '.join(choices)} [default: {default}]",
-    )
 
 
 def _family(help: str) -> click.Option:
@@ -160,7 +152,7 @@ def _explain(
     from_pod: bool,
     in_interface: str | None,
     bridge_port: str | None,
-    output: str | None,
+    output: str,
     **given: tuple[str, ...],
 ) -> int:
     from isthmus.programs.node_proxy.rules.explaining import PacketTarget
@@ -173,10 +165,10 @@ def _explain(
     )  # fmt: skip
     from isthmus.programs.node_proxy.command_output import explanation_json, show_explanation
 
-    if output == "table" or (output is None and sys.stdout.isatty()):
+    if output == TEXT:
         show_explanation(found, snapshot.settings.mode, notes)
     else:
-        click.echo(explanation_json(found, snapshot.settings.mode, notes))
+        print_data(explanation_json(found, snapshot.settings.mode, notes), output)
     return 0
 
 
@@ -254,7 +246,7 @@ explain_command = ToolCommand(
             callback=filled,
             help="Let it come in through this port of a bridge",
         ),
-        _output(("table", "json"), "table on a terminal, json in a pipe"),
+        output_parameter(),
     ],
     """\
 isthmus node-proxy explain 10.180.0.5 10.96.0.10:53/udp --manifests=dns.yaml --detect-local=bridge
@@ -272,7 +264,7 @@ isthmus node-proxy explain node 192.0.2.10:30080 --manifests=services/ --proxy-m
 
 
 def _diff(
-    old: str, new: str, family_name: str | None, output: str | None, **given: tuple[str, ...]
+    old: str, new: str, family_name: str | None, output: str, **given: tuple[str, ...]
 ) -> int:
     from isthmus.programs.node_proxy.command_output import difference_json, show_difference
     from isthmus.programs.node_proxy.rules.rendering import line_changes, port_changes
@@ -287,8 +279,8 @@ def _diff(
         )
         for family in _families(family_name, before, after)
     }
-    if output == "json":
-        click.echo(difference_json(found))
+    if output != TEXT:
+        print_data(difference_json(found), output)
     else:
         show_difference(found, color=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
     return DIFFERENT if any(ports or lines for ports, lines in found.values()) else SAME
@@ -301,7 +293,7 @@ diff = ToolCommand(
         _argument("OLD"),
         _argument("NEW"),
         _family("Compare this family only [default: those that Services have]"),
-        _output(("text", "json"), "text"),
+        output_parameter(),
     ],
     """\
 isthmus node-proxy diff before/ after/ --cluster-cidr=10.180.0.0/16

@@ -5,14 +5,13 @@ What it takes to run is imported when a command runs.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from isthmus.frame.cli.flags import FlagGroup, checked
+from isthmus.frame.cli.tables import TEXT, output_option, print_data
 from isthmus.programs.sni_router import PROGRAM
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.settings.options import options_of
@@ -81,19 +80,14 @@ def check(file: str) -> int:
     metavar="ADDRESS",
     help="Source of the connection [default: one that every route allows]",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    help="Print as text or as JSON [default: text on a terminal, json in a pipe]",
-)
+@output_option()
 def explain(
     file: str,
     name: str,
     alpn: tuple[str, ...],
     tlv: str | None,
     source: str | None,
-    output: str | None,
+    output: str,
 ) -> int:
     """Explain where a connection goes
 
@@ -118,14 +112,14 @@ def explain(
     found = table.find(name, alpn, tlv=asked.tlv, source=asked.source)
     answer = _answer(asked, found)
     lines = list(reasons(table, asked))
-    if output == "text" or (output is None and sys.stdout.isatty()):
+    if output == TEXT:
         shown = {key: ", ".join(it) if isinstance(it, list) else it for key, it in answer.items()}
         _print_aligned((key, str(value) or "none") for key, value in shown.items())
         click.echo("\nroutes")
         _print_aligned((f"  {route.name}", why) for route, why in lines)
     else:
         routes = [{"name": route.name, "where": route.where, "why": why} for route, why in lines]
-        click.echo(json.dumps({**answer, "routes": routes}, indent=2))
+        print_data({**answer, "routes": routes}, output)
     return ROUTED if isinstance(found, Found) else REFUSED
 
 

@@ -5,8 +5,6 @@ The work is in kubeconfig.py, check.py and apiserver.py, imported when a command
 
 from __future__ import annotations
 
-import json
-import sys
 import textwrap
 from ipaddress import IPv4Address, IPv6Address
 from typing import TYPE_CHECKING
@@ -14,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.tables import filled, one_line
+from isthmus.frame.cli.tables import TEXT, console, filled, one_line, output_option, print_data
 from isthmus.net.settings_bind import parse_bind_addresses
 from isthmus.settings.parsing import listed
 from isthmus.text.durations import parse_duration
@@ -197,13 +195,8 @@ def _first(text: str) -> tuple[IPv4Address | IPv6Address, ...]:
     show_default=True,
     help="Wait this long for each answer",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
-)
-def check(output: str | None, **given: str | int | None) -> int:
+@output_option()
+def check(output: str, **given: str | int | None) -> int:
     """Check every step from this node to kube-apiserver
 
     Run it on the node, as root to see firewall rules. The first step that failed is where to
@@ -226,15 +219,14 @@ def check(output: str | None, **given: str | int | None) -> int:
     flags = CheckFlags(timeout_s=timeout_s, default_port=_DEFAULT_PORT, **given)  # type: ignore[arg-type]  # as click gives them
     asked = check_input(flags)
     report = BootstrapCheck(asked).run()
-    if output == "table" or (output is None and sys.stdout.isatty()):
+    if output == TEXT:
         _print_table(report)
     else:
-        click.echo(json.dumps(report.to_json(), indent=2, ensure_ascii=False))
+        print_data(report.to_json(), output)
     return 1 if report.failed else 0
 
 
 def _print_table(report: CheckReport) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -243,8 +235,10 @@ def _print_table(report: CheckReport) -> None:
     styles = {"ok": "green", "warning": "yellow", "failed": "red", "skipped": "dim"}
     for step in report.steps:
         state = step.state.value
-        table.add_row(step.name.value, Text(state, style=styles[state]), Text(_said(step)))
-    Console().print(table)
+        table.add_row(
+            step.name.value, Text(state, style=styles[state]), Text(one_line(_said(step)))
+        )
+    console().print(table)
     first = report.failed[:1]
     if first:
         click.echo(f"\nbegin with {first[0].name.value}: {one_line(first[0].found)}", err=True)

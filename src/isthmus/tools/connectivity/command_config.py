@@ -6,15 +6,13 @@ take their time, and ``--help`` should not.
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.tables import filled, one_line
+from isthmus.frame.cli.tables import TEXT, console, filled, one_line, output_option, print_data
 
 if TYPE_CHECKING:
     from isthmus.dial.rules_connectivity import ConnectivityConfig, NetworkConfig
@@ -52,13 +50,8 @@ def command() -> None:
     is_flag=True,
     help="Check what is written only, not whether certificates, keys and dialers are there",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "lines", "json"]),
-    help="Print as a table, as lines or as JSON [default: table on a terminal, lines in a pipe]",
-)
-def check(files: tuple[str, ...], skip_files: bool, output: str | None) -> None:
+@output_option()
+def check(files: tuple[str, ...], skip_files: bool, output: str) -> None:
     """Check files, and list the networks that they define
 
     Several files are one configuration: each network is defined once. Everything that is wrong is
@@ -76,17 +69,12 @@ def check(files: tuple[str, ...], skip_files: bool, output: str | None) -> None:
     for warning in loaded.warnings:
         click.echo(f"warning: {warning}", err=True)
     networks = list(loaded.config.networks.values())
-    if output == "json":
-        listed = [_to_json(network) for network in networks]
-        report = {"networks": listed, "warnings": list(loaded.warnings)}
-        click.echo(json.dumps(report, indent=2, ensure_ascii=False))
-    elif output == "table" or (output is None and sys.stdout.isatty()):
+    if output == TEXT:
         _print_table(networks)
     else:
-        for network in networks:
-            words = (f"{network.name}:", *_way(network), f"({network.where})")
-            click.echo(one_line(" ".join(filter(None, words))))
-    if not networks and output != "json":
+        listed = [_to_json(network) for network in networks]
+        print_data({"networks": listed, "warnings": list(loaded.warnings)}, output)
+    if not networks and output == TEXT:
         click.echo("no network is defined", err=True)
 
 
@@ -222,7 +210,6 @@ def _way(network: NetworkConfig) -> tuple[str, ...]:
 
 
 def _print_table(networks: Sequence[NetworkConfig]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -233,9 +220,9 @@ def _print_table(networks: Sequence[NetworkConfig]) -> None:
     for network in networks:
         cells = (network.name, *_way(network), network.where)
         # Text, because what a file says is never markup.
-        table.add_row(*(Text(cell) for cell in cells))
+        table.add_row(*(Text(one_line(cell)) for cell in cells))
     if networks:
-        Console().print(table)
+        console().print(table)
 
 
 def _to_json(network: NetworkConfig) -> dict[str, object]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING
 
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.tables import filled
+from isthmus.frame.cli.tables import TEXT, console, filled, one_line, output_option, print_data
 
 _MOST_NOTES = 3  # more would be longer than the table
 
@@ -44,13 +42,8 @@ def command() -> None:
     help="Read this egress selector or connectivity service configuration",
 )
 @click.option("--destination", metavar="HOST:PORT", help="Explain a destination instead of a kind")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
-)
-def explain(kinds: tuple[str, ...], path: str, destination: str | None, output: str | None) -> None:
+@output_option()
+def explain(kinds: tuple[str, ...], path: str, destination: str | None, output: str) -> None:
     """Explain which network, protocol and socket a request takes
 
     Without a kind, all of them. The last column is what kube-apiserver itself does with the same
@@ -73,10 +66,10 @@ def explain(kinds: tuple[str, ...], path: str, destination: str | None, output: 
         found = _by_destination(loaded, destination)
     else:
         found = _by_kind(loaded, kinds)
-    if output == "table" or (output is None and sys.stdout.isatty()):
+    if output == TEXT:
         _print_table(found)
     else:
-        click.echo(json.dumps([_to_json(one) for one in found], indent=2, ensure_ascii=False))
+        print_data([_to_json(one) for one in found], output)
 
 
 def _by_kind(loaded: Loaded, names: tuple[str, ...]) -> list[Explanation]:
@@ -119,7 +112,6 @@ def _to_json(one: Explanation) -> dict[str, object]:
 
 
 def _print_table(found: list[Explanation]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -131,8 +123,8 @@ def _print_table(found: list[Explanation]) -> None:
     for one in found:
         how = way_text(one.way.connection) if one.way else "not configured"
         kind = one.kind.name if one.kind else "by destination"
-        table.add_row(Text(kind), Text(one.network or "none"), Text(how), Text(one.today))
-    Console().print(table)
+        table.add_row(*(Text(one_line(it)) for it in (kind, one.network or "none", how, one.today)))
+    console().print(table)
     for one in found:
         if one.note and len(found) <= _MOST_NOTES:
             click.echo(f"{one.kind.name if one.kind else one.network}: {one.note}")

@@ -5,15 +5,13 @@ Rules are read and asked by the same code as in the server, imported when a comm
 
 from __future__ import annotations
 
-import json
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.tables import filled
+from isthmus.frame.cli.tables import TEXT, console, filled, one_line, output_option, print_data
 
 if TYPE_CHECKING:
     from isthmus.dial.rules_policy import Decision, Policy
@@ -35,7 +33,7 @@ class PolicyFlags:
     network: str | None
     about: str | None
     every: bool
-    output: str | None
+    output: str
 
 
 @click.group(
@@ -99,12 +97,7 @@ def command() -> None:
     help="Ask on behalf of this object, as a client may say that is believed",
 )
 @click.option("--all", "every", is_flag=True, help="Show what every rule says")
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
-)
+@output_option()
 def test(**given: Any) -> int:
     """Answer whether a dial would be allowed, and why
 
@@ -140,10 +133,10 @@ def test(**given: Any) -> int:
         answer |= _class(policy, decision, target, who, asked.about or "")
     if asked.every:
         answer["rules"] = _verdicts(policy, decision, target, who)
-    if asked.output == "table" or (asked.output is None and sys.stdout.isatty()):
+    if asked.output == TEXT:
         _print(answer)
     else:
-        click.echo(json.dumps(answer, indent=2))
+        print_data(answer, asked.output)
     return ALLOWED if decision.allowed else DENIED
 
 
@@ -245,34 +238,33 @@ def _limits(share: dict[str, Any]) -> str:
 
 
 def _print(answer: dict[str, Any]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
+    out = console()
     word, colour = ("allowed", "green") if answer["allowed"] else ("denied", "red")
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_row("verdict", Text(word, style=f"bold {colour}"))
     for key in ("why", "rule", "where", "network", "destination", "requester"):
         if answer[key]:
-            table.add_row(key, Text(answer[key]))  # Text, because it is never markup
+            table.add_row(key, Text(one_line(answer[key])))  # Text, because it is never markup
     for share in answer.get("shares", ()):
         whose = f"of {share['of'] or 'all together'}"
         table.add_row("share", Text(f"{share['name']}: {_limits(share)}, {whose}"))
     if "class" in answer:
         by = f", by {answer['classRule']}" if answer["classRule"] else ""
         table.add_row("class", Text(f"{answer['class']}{by}"))
-    console.print(table)
+    out.print(table)
     if "rules" not in answer:
         return
     rules = Table("", "Rule", "Effect", "Matches", "Why not", box=None, pad_edge=False)
     for rule in answer["rules"]:
         rules.add_row(
             "→" if rule["decides"] else "",
-            Text(rule["name"]),
+            Text(one_line(rule["name"])),
             rule["effect"],
             "yes" if rule["matches"] else "no",
-            Text(rule["why"]),
+            Text(one_line(rule["why"])),
         )
-    console.print()
-    console.print(rules)
+    out.print()
+    out.print(rules)

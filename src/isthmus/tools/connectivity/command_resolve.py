@@ -5,15 +5,13 @@ What it takes to ask is imported when the command runs.
 
 from __future__ import annotations
 
-import json
-import sys
 from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
-from isthmus.frame.cli.tables import filled, one_line
+from isthmus.frame.cli.tables import TEXT, filled, one_line, output_parameter, print_data
 from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.programs.sidecar.settings_manifest import SIDECARS
 from isthmus.programs.sidecar.settings_presets import HTTPS, SOCKS5
@@ -55,7 +53,7 @@ def _settings(sidecar: str, given: dict[str, tuple[str, ...]]) -> SidecarSetting
     return cast("SidecarSettings", loaded)
 
 
-def _run(name: str, sidecar: str, output: str | None, **given: tuple[str, ...]) -> int:
+def _run(name: str, sidecar: str, output: str, **given: tuple[str, ...]) -> int:
     from isthmus.tools.connectivity.command_dialing import run
 
     try:
@@ -66,7 +64,7 @@ def _run(name: str, sidecar: str, output: str | None, **given: tuple[str, ...]) 
     return run(_resolve(name, settings, output))
 
 
-async def _resolve(name: str, settings: SidecarSettings, output: str | None) -> int:
+async def _resolve(name: str, settings: SidecarSettings, output: str) -> int:
     import asyncio
     import os
 
@@ -96,10 +94,10 @@ async def _resolve(name: str, settings: SidecarSettings, output: str | None) -> 
         poller.shut_down()
     proxy = dialer.proxies.proxy_for(found.host, HTTPS_PORT)
     by = str(proxy) if proxy is not None and found.way is Way.PROXIED else ""
-    if output == "text" or (output is None and sys.stdout.isatty()):
+    if output == TEXT:
         click.echo(_text(found, by))
     else:
-        click.echo(json.dumps(as_json(found, by), indent=2))
+        print_data(as_json(found, by), output)
     return FOUND if found.failure is None else NOT_FOUND
 
 
@@ -166,7 +164,7 @@ command = _ResolveCommand(
     _declared(),
     """\
 isthmus resolve api.openshift-oauth-apiserver.svc --resolve-from-guest-cluster-dns
-isthmus resolve ldap.example.com --sidecar=https --kubeconfig=guest.kubeconfig -o text""",
+isthmus resolve ldap.example.com --sidecar=https --kubeconfig=guest.kubeconfig""",
     callback=_run,
     help="""Explain how a sidecar finds and reaches a name
 
@@ -183,10 +181,6 @@ command.params = [
         show_default=True,
         help="Resolve as this sidecar does",
     ),
-    click.Option(
-        ["-o", "--output"],
-        type=click.Choice(["text", "json"]),
-        help="Print as text or as JSON [default: text on a terminal, json in a pipe]",
-    ),
+    output_parameter(),
     *command.params,
 ]

@@ -5,7 +5,6 @@ The checks are in isthmus.tools.doctor, imported when the command runs.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,7 @@ import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
-from isthmus.frame.cli.tables import one_line
+from isthmus.frame.cli.tables import TEXT, one_line, output_option, print_data
 from isthmus.programs import programs
 from isthmus.programs.sidecar.command_shared import SidecarCommand
 from isthmus.programs.sidecar.settings import SidecarSettings
@@ -68,14 +67,7 @@ class Wanted:
     show_default=True,
     help="Wait this long for each answer",
 )
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["text", "json"]),
-    default="text",
-    show_default=True,
-    help="Print a line for each finding, or JSON",
-)
+@output_option()
 @admin_options
 @click.pass_context
 def command(
@@ -141,10 +133,10 @@ def _examine(wanted: Wanted, patients: Sequence[Patient], found: Sequence[Findin
 
     with _Teller() as told:
         findings = [*found, *examine(patients, LOOKS, limit_s=wanted.limit_s, told=told)]
-    if wanted.output == "json":
+    if wanted.output != TEXT:
         from isthmus.tools.doctor.examine import to_json
 
-        click.echo(json.dumps(to_json(findings), indent=2, ensure_ascii=False))
+        print_data(to_json(findings), wanted.output)
     else:
         _print(findings)
     return FAILED if failed(findings) else 0

@@ -6,12 +6,12 @@ The work is in making.py and show.py, imported when a command runs: they load
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
+
+from isthmus.frame.cli.tables import TEXT, console, one_line, output_option, print_data
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -161,13 +161,8 @@ def revoke(files: tuple[str, ...], directory: str | None, days: int) -> None:
 
 @command.command(short_help="Show certificates, their dates and whether their keys match")
 @click.argument("paths", metavar="[DIR|FILE]...", nargs=-1, type=click.Path())
-@click.option(
-    "-o",
-    "--output",
-    type=click.Choice(["table", "json"]),
-    help="Print as a table or as JSON [default: table on a terminal, json in a pipe]",
-)
-def show(paths: tuple[str, ...], output: str | None) -> None:
+@output_option()
+def show(paths: tuple[str, ...], output: str) -> None:
     """Show certificates, their dates and whether their keys match
 
     Without a path, those of the current directory.
@@ -180,14 +175,13 @@ def show(paths: tuple[str, ...], output: str | None) -> None:
     from isthmus.tools.pki import show as pki_show
 
     infos = pki_show.show(paths or (".",))
-    if output == "table" or (output is None and sys.stdout.isatty()):
+    if output == TEXT:
         _print_table(infos)
     else:
-        click.echo(json.dumps([info.to_json() for info in infos], indent=2))
+        print_data([info.to_json() for info in infos], output)
 
 
 def _print_table(infos: Sequence[CertificateInfo]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -200,13 +194,13 @@ def _print_table(infos: Sequence[CertificateInfo]) -> None:
         # Text, because what a certificate says is never markup.
         table.add_row(
             Text(info.path.name if one_directory else str(info.path)),
-            Text(f"{info.subject}\n{info.issuer}"),
-            Text("\n".join(info.names)),
+            Text(f"{one_line(info.subject)}\n{one_line(info.issuer)}"),
+            Text("\n".join(map(one_line, info.names))),
             Text("\n".join([", ".join(info.usages) or "-", info.key.value])),
             Text(f"{info.not_before:%Y-%m-%d}\n{info.not_after:%Y-%m-%d}\n") + _days_left(info),
             info.fingerprint_sha256.replace(":", "").lower()[:12],
         )
-    Console().print(table)
+    console().print(table)
 
 
 def _days_left(info: CertificateInfo) -> Text:

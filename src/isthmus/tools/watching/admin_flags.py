@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import wraps
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.tables import filled
+from isthmus.frame.cli.tables import JSON, TEXT, WIDE, YAML, filled
 from isthmus.programs import programs
 
 if TYPE_CHECKING:
@@ -24,7 +23,8 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 #: The admin ports that programs have unless told otherwise, in the order they are shown.
 PROGRAM_PORTS = {it.admin_port: it.name for it in programs() if it.admin_port}
-FORMATS = ("table", "wide", "json", "yaml")
+#: What -o takes where a table may have more columns.
+FORMATS_OF_TABLES = (TEXT, WIDE, JSON, YAML)
 _LOOK_S = 2.0
 
 
@@ -175,22 +175,6 @@ def admin_options(function: _F) -> _F:
     for option in reversed(_OPTIONS):
         made = option(made)
     return made  # type: ignore[no-any-return]  # click's options give back what they got
-
-
-def output_option(function: _F) -> _F:
-    """Give a command -o/--output; it gets ``output``, one of FORMATS."""
-    option = click.option(
-        "-o",
-        "--output",
-        type=click.Choice(FORMATS),
-        callback=_or_default,
-        help="Print in this format [default: table on a terminal, json in a pipe]",
-    )
-    return option(function)
-
-
-def _or_default(ctx: click.Context, param: click.Parameter, value: str | None) -> str:
-    return value or ("table" if sys.stdout.isatty() else "json")
 
 
 _ROOT = 0

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.tools.watching.admin_flags import AdminFlags, admin_options, output_option
+from isthmus.frame.cli.tables import output_option
+from isthmus.tools.watching.admin_flags import FORMATS_OF_TABLES, AdminFlags, admin_options
 
 if TYPE_CHECKING:
     from isthmus.tools.watching.looking import Seen
@@ -22,7 +23,7 @@ _WIDE = ("IDENTITY", "ADDRESS", "CARRIER", "IDENTIFIERS")
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @admin_options
-@output_option
+@output_option(FORMATS_OF_TABLES)
 def command(admin: AdminFlags, output: str) -> int:
     """Show connected agents
 
@@ -45,7 +46,7 @@ def command(admin: AdminFlags, output: str) -> int:
         if each.error is not None:
             click.echo(f"isthmus: {each.error}", err=True)
     if all(each.error for each in programs):
-        return 2
+        return 1
     servers = [each for each in programs if "agents" in each.snapshot]
     if not servers:
         raise ConfigError("agents are known to servers, and none was asked; name one with --admin")

@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from isthmus.frame.cli.tables import age, bars, coloured, counted, one_line, rate, size
+from isthmus.frame.cli.tables import (
+    age,
+    bars,
+    coloured,
+    counted,
+    one_line,
+    output_option,
+    rate,
+    size,
+)
 from isthmus.net.rules_expiry import Standing
-from isthmus.tools.watching.admin_flags import AdminFlags, admin_options, output_option
+from isthmus.tools.watching.admin_flags import FORMATS_OF_TABLES, AdminFlags, admin_options
 from isthmus.tools.watching.status_report import BudgetUse, Recent, Report, ends_when
 
 if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient, AdminError
 
 NOT_READY = 1
-NOTHING = 2
 _MOST_TUNNELS = 10_000
 
 
@@ -30,14 +38,13 @@ _MOST_TUNNELS = 10_000
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @admin_options
-@output_option
+@output_option(FORMATS_OF_TABLES)
 def command(admin: AdminFlags, output: str) -> int:
     """Show the health of running Isthmus programs
 
     Readiness, agents, links and tunnels, dials and traffic of the last five minutes, what is
     stalled and why, certificates to be renewed, and what to look at. Exit code 0 when
-    everything is ready, 1 when something is not or one of several does not answer, 2 when nothing
-    answers.
+    everything is ready, 1 when something is not or does not answer.
 
     \b
     Example:
@@ -69,8 +76,6 @@ def command(admin: AdminFlags, output: str) -> int:
         print_data(data, output)
     else:
         print_reports(reports, errors, wide=output == "wide")
-    if not reports:
-        return NOTHING
     return 0 if well else NOT_READY
 
 
@@ -167,16 +172,13 @@ def _memory_json(memory: BudgetUse) -> dict[str, Any]:
 def print_reports(
     reports: Sequence[Report], errors: Sequence[tuple[str, str]], *, wide: bool
 ) -> None:
-    """Print programs for people, and those that did not answer; ``wide`` with every detail."""
+    """Print programs for people, ``wide`` with every detail; on stderr those that did not answer."""
     for at, report in enumerate(reports):
         if at:
             click.echo()
         _print_report(report, wide)
-    for at, (address, error) in enumerate(errors):
-        if at or reports:
-            click.echo()
-        click.echo(f"{one_line(address)}  {coloured('no answer', 'red')}")
-        _print_row("look at", one_line(error))
+    for _, error in errors:
+        click.echo(f"isthmus: {one_line(error)}", err=True)
 
 
 def _print_report(report: Report, wide: bool) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from isthmus.tools.watching.top_view import Line, TopState
     from isthmus.tools.watching.tunnel_rows import TunnelRow
 
-NOTHING = 2
+NO_ANSWER = 1
 #: Of each program, as the dashboard: a snapshot of all of very many would be work for it.
 MOST_TUNNELS = 5_000
 _LOOKS = {"head": "reverse", "cursor": "bold reverse", "bad": "yellow", "faint": "dim"}
@@ -159,7 +159,7 @@ def _batch(watcher: Watcher, count: int | None, delay_s: float) -> int:
             click.echo(text)
         sys.stdout.flush()
         if watcher.looks == count:
-            return NOTHING if all(each.error for each in watcher.programs) else 0
+            return NO_ANSWER if all(each.error for each in watcher.programs) else 0
         time.sleep(delay_s)
 
 

@@ -17,6 +17,7 @@ from isthmus.frame.cli.tables import (
     age,
     filled,
     one_line,
+    output_option,
     print_data,
     print_table,
     rate,
@@ -24,7 +25,7 @@ from isthmus.frame.cli.tables import (
     table_lines,
 )
 from isthmus.frame.model.snapshot import camel
-from isthmus.tools.watching.admin_flags import AdminFlags, admin_options, output_option
+from isthmus.tools.watching.admin_flags import FORMATS_OF_TABLES, AdminFlags, admin_options
 from isthmus.tools.watching.tunnel_rows import TunnelRow
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from isthmus.tools.watching.tunnel_rows import Key
 
 FAILED = 1
-NOTHING = 2
 _EVERY_S = 1.0
 
 
@@ -60,7 +60,7 @@ _EVERY_S = 1.0
 )
 @click.option("-w", "--watch", is_flag=True, help="Go on, with a line for each change")
 @admin_options
-@output_option
+@output_option(FORMATS_OF_TABLES)
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -110,7 +110,7 @@ def command(
         programs, rows = look()
     several = len(programs) > 1
     code = _say_errors(programs)
-    if code == NOTHING:
+    if all(each.error for each in programs):
         return code
     printer = TunnelPrinter(output, several=several, stalled=stalled, rates=sort == "rate")
     if not watch:
@@ -133,8 +133,6 @@ def _say_errors(programs: Sequence[Seen]) -> int:
     for each in programs:
         if each.error is not None:
             click.echo(f"isthmus: {each.error}", err=True)
-    if all(each.error for each in programs):
-        return NOTHING
     return FAILED if any(each.error for each in programs) else 0
 
 

@@ -105,7 +105,7 @@ def test_packets_are_explained(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "100")
-    code, out, err = ran(capsys, "explain", *EXPLAINED[name], MANIFESTS, "-o", "table")
+    code, out, err = ran(capsys, "explain", *EXPLAINED[name], MANIFESTS)
     assert (code, err) == (0, "")
     matches_golden(
         f"explain-{name}.txt", "".join(f"{line.rstrip()}\n" for line in out.splitlines())
@@ -113,13 +113,13 @@ def test_packets_are_explained(
 
 
 def explained(capsys: pytest.CaptureFixture[str], *args: str) -> dict[str, Any]:
-    code, out, _ = ran(capsys, "explain", *args, MANIFESTS)
+    code, out, _ = ran(capsys, "explain", *args, MANIFESTS, "-o", "json")
     assert code == 0
     found: dict[str, Any] = json.loads(out)
     return found
 
 
-def test_a_pipe_gets_json(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_all_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     found = explained(capsys, "10.180.0.7", "10.96.0.10:53/udp", NODE_CIDR)
     assert found["packet"] == {
         "source": "10.180.0.7", "destination": "10.96.0.10:53", "protocol": "udp",

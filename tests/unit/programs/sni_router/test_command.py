@@ -33,7 +33,7 @@ def test_everything_that_is_wrong_at_once(
 
 
 def explain(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, object]]:
-    code = main(["sni-router", "explain", EXAMPLE, *args])
+    code = main(["sni-router", "explain", EXAMPLE, "-o", "json", *args])
     return code, json.loads(capsys.readouterr().out)
 
 
@@ -66,7 +66,7 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_explain_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sni-router", "explain", EXAMPLE, "-o", "text"]) == 1
+    assert main(["sni-router", "explain", EXAMPLE]) == 1
     assert capsys.readouterr().out.splitlines()[:8] == [
         "name    none",
         "alpn    none",
@@ -139,7 +139,7 @@ def test_explain_says_why_of_each_route(
 ) -> None:
     path = tmp_path / "r.yaml"
     path.write_text(TENANTS)
-    assert main(["sni-router", "explain", str(path), *args]) == bool(answer)
+    assert main(["sni-router", "explain", str(path), "-o", "json", *args]) == bool(answer)
     found = json.loads(capsys.readouterr().out)
     assert found.get("answer", "") == answer
     assert [one["why"] for one in found["routes"]] == why

@@ -79,7 +79,18 @@ def test_a_network_that_is_not_configured(
 
 
 def test_a_table(selector: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["egress", "explain", "--config", selector, "kms", "-o", "table"]) == 0
+    assert (
+        main(
+            [
+                "egress",
+                "explain",
+                "--config",
+                selector,
+                "kms",
+            ]
+        )
+        == 0
+    )
     printed = capsys.readouterr().out
     assert "not configured" in printed and "the endpoint is a UNIX socket" in printed
 
@@ -134,7 +145,14 @@ def test_a_destination_in_an_egress_selector(
         ("etcd", None),
     ]
     args = ["egress", "explain", "--config", selector, "--destination", "10.1.2.3:443"]
-    assert main([*args, "-o", "table"]) == 0
+    assert (
+        main(
+            [
+                *args,
+            ]
+        )
+        == 0
+    )
     assert "cluster: for pods/exec, " in capsys.readouterr().out
 
 

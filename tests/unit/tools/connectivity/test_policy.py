@@ -110,7 +110,7 @@ def test_which_shares_apply(
         ("each", "requester", "certificate:kube-apiserver"),
         ("east", "network", "east"),
     ]
-    main(["policy", "test", "-o", "table", *asked])
+    main(["policy", "test", *asked])
     shown = capsys.readouterr().out
     assert "each: 100 tunnels, 20.0 dials/s, of certificate:kube-apiserver" in shown
     assert "east: 1048576 bytes/s, of east" in shown
@@ -119,7 +119,7 @@ def test_which_shares_apply(
 
 
 def test_a_table(capsys: pytest.CaptureFixture[str], policy: str) -> None:
-    args = ("policy", "test", "-o", "table", policy, EAST, "--destination=10.1.2.3:22", "--all")
+    args = ("policy", "test", policy, EAST, "--destination=10.1.2.3:22", "--all")
     assert main(args) == 1
     shown = capsys.readouterr().out
     assert "denied" in shown and "rule no-ssh denies it" in shown

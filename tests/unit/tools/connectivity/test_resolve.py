@@ -13,7 +13,7 @@ SERVER = "--konnectivity-uds=/nowhere.sock"
 
 
 def test_a_name_needs_nobody_where_the_resolver_is_off(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["resolve", "api.web", SERVER, "--disable-resolver"]) == 0
+    assert main(["resolve", "api.web", SERVER, "--disable-resolver", "-o", "json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert [step["source"] for step in answer["steps"]] == ["resolver off", "agent"]
     assert (answer["way"], answer["dialed"]) == ("through the tunnel", ["api.web"])
@@ -32,7 +32,7 @@ def test_a_cloud_api_is_shown_with_its_proxy(
     monkeypatch.setenv("HTTPS_PROXY", "https://me:secret@proxy.example:3128")
     monkeypatch.setenv("NO_PROXY", no_proxy)
     cloud = ["--connect-directly-to-cloud-apis", "--disable-resolver"]
-    assert main(["resolve", "s3.amazonaws.com", "-o", "text", SERVER, *cloud]) == 0
+    assert main(["resolve", "s3.amazonaws.com", SERVER, *cloud]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "asked      outcome  addresses  detail",
         "cloud API  decided             ends in .amazonaws.com",
@@ -79,7 +79,7 @@ def test_a_cluster_that_does_not_answer_is_no_answer(
         )
     )
     flags = [f"--kubeconfig={kubeconfig}", "--resolve-from-guest-cluster-dns"]
-    assert main(["resolve", "api.web", SERVER, *flags]) == 1
+    assert main(["resolve", "api.web", SERVER, "-o", "json", *flags]) == 1
     answer = json.loads(capsys.readouterr().out)
     assert [step["outcome"] for step in answer["steps"]] == ["failed", "failed"]
     assert answer["failure"] == "name not resolved"

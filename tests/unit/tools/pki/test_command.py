@@ -36,7 +36,10 @@ def test_init_names_what_it_made_and_show_reads_it(tmp_path: Path) -> None:
     assert [line[:10].strip() for line in made.splitlines()] == kinds
     for line in made.splitlines():
         assert all(Path(path).is_file() for path in line[10:].split())
-    infos = {Path(info["path"]).name: info for info in json.loads(run("show", tmp_path / "pki"))}
+    infos = {
+        Path(info["path"]).name: info
+        for info in json.loads(run("show", "-o", "json", tmp_path / "pki"))
+    }
     assert infos["server.crt"]["names"] == ["a.example", "::1"]
     assert infos["server.crt"]["key"] == "matches"
     assert infos["agent.crt"]["usages"] == ["client"]
@@ -48,7 +51,7 @@ def test_keep_ca_with_force_renews(tmp_path: Path) -> None:
     made = run("init", tmp_path, "--keep-ca", "--force", "--days", "7")
     assert "CA " not in made
     assert (tmp_path / "ca.crt").read_bytes() == before
-    (info,) = json.loads(run("show", tmp_path / "server.crt"))
+    (info,) = json.loads(run("show", "-o", "json", tmp_path / "server.crt"))
     # A share of its life counts, as for status and doctor: it has only begun.
     assert (info["daysLeft"], info["standing"]) == (6, "ok")
 
@@ -56,7 +59,7 @@ def test_keep_ca_with_force_renews(tmp_path: Path) -> None:
 def test_a_certificate_for_servers_among_themselves(tmp_path: Path) -> None:
     made = run("init", tmp_path, "--relay-name", "relay.example")
     assert made.splitlines()[-1].split()[0] == "relay"
-    (info,) = json.loads(run("show", tmp_path / "relay.crt"))
+    (info,) = json.loads(run("show", "-o", "json", tmp_path / "relay.crt"))
     assert (info["names"], info["issuer"]) == (["relay.example"], "CN=isthmus-ca")
 
 
@@ -65,7 +68,7 @@ def test_a_directory_from_before_keeps_its_one_ca(tmp_path: Path) -> None:
     made = run("init", tmp_path, "--keep-ca", "--force")
     assert "ca.crt signs for agents and clients; docs/pki.md has the steps" in made
     assert not (tmp_path / "client-ca.crt").exists()
-    (info,) = json.loads(run("show", tmp_path / "client.crt"))
+    (info,) = json.loads(run("show", "-o", "json", tmp_path / "client.crt"))
     assert info["issuer"] == "CN=isthmus-ca"
 
 
@@ -77,16 +80,21 @@ def test_init_twice_is_a_sentence(tmp_path: Path) -> None:
 
 def test_a_table_when_asked_for(tmp_path: Path) -> None:
     run("init", tmp_path)
-    table = run("show", tmp_path, "-o", "table")
+    table = run(
+        "show",
+        tmp_path,
+    )
     assert table.splitlines()[0].split() == ["Subject", "Usage"]
     for word in ("server.crt", "CN=isthmus-se", "CN=isthmus-ca", "127.0.0.1", "364 days left"):
         assert word in table
 
 
-def test_a_table_on_a_terminal_and_json_in_a_pipe(tmp_path: Path) -> None:
+def test_a_table_on_a_terminal_and_in_a_pipe(tmp_path: Path) -> None:
     run("init", tmp_path)
-    piped = subprocess.run([*RUN, "show", str(tmp_path)], capture_output=True, check=True)
-    assert len(json.loads(piped.stdout)) == 5
+    argv = [*RUN, "show", str(tmp_path)]
+    piped = subprocess.run(argv, capture_output=True, check=True, text=True)
+    assert "SHA-256" in piped.stdout
+    assert "ca.crt" in piped.stdout
     main, side = pty.openpty()
     subprocess.run([*RUN, "show", str(tmp_path)], stdout=side, check=True)
     os.close(side)
@@ -101,7 +109,7 @@ def test_show_without_a_path_is_the_current_directory(
 ) -> None:
     run("init", tmp_path)
     monkeypatch.chdir(tmp_path)
-    assert len(json.loads(run("show"))) == 5
+    assert len(json.loads(run("show", "-o", "json"))) == 5
 
 
 @pytest.mark.parametrize("args", [[], ["init"], ["show"]])
