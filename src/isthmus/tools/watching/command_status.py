@@ -172,7 +172,7 @@ def _memory_json(memory: BudgetUse) -> dict[str, Any]:
 def print_reports(
     reports: Sequence[Report], errors: Sequence[tuple[str, str]], *, wide: bool
 ) -> None:
-    """Print programs for people, ``wide`` with every detail; on stderr those that did not answer."""
+    """Print programs for people, ``wide`` with every detail; who did not answer, on stderr."""
     for at, report in enumerate(reports):
         if at:
             click.echo()
