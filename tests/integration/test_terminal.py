@@ -149,7 +149,7 @@ def test_or_else_what_isthmus_up_started(
         tell_admin_ports(directory, [stack.server.admin_port, free_port(), stack.agent.admin_port])
         programs = data(capsys, "status")["programs"]
         assert [each["id"] for each in programs] == ["cp-1", "node-1"]
-    assert run(capsys, "status")[0] == 1, "it is gone"
+    assert run(capsys, "status")[0] == 2, "it is gone"
 
 
 def test_nothing_runs_here(
@@ -162,7 +162,7 @@ def test_nothing_runs_here(
         assert run(capsys, *command) == (
             2,
             "",
-            f"isthmus: no program of isthmus answers on 127.0.0.1 at {port} (server); name one"
+            f"isthmus: no Isthmus program is running here (tried ports {port} (server)); name one"
             " with --admin=URL\n",
         )
 
@@ -474,7 +474,7 @@ def test_a_token_is_not_shown_to_whoever_listens_on_a_usual_port(
     with stranger() as (port, heard):
         monkeypatch.setattr(admin_flags, "PROGRAM_PORTS", {port: "server"})
         code, out, err = run(capsys, "status", "--token-file", str(token))
-        assert "does not know the token" in out and "Authorization: Bearer a-token" in heard()
+        assert "does not know the token" in err and "Authorization: Bearer a-token" in heard()
 
 
 @contextlib.contextmanager

@@ -54,7 +54,8 @@ class AdminFlags:
         if not found:
             ports = ", ".join(f"{port} ({name})" for port, name in PROGRAM_PORTS.items())
             raise ConfigError(
-                f"no program of isthmus answers on 127.0.0.1 at {ports}; name one with --admin=URL"
+                f"no Isthmus program is running here (tried ports {ports});"
+                " name one with --admin=URL"
             )
         return found
 
