@@ -79,7 +79,7 @@ def test_a_text_of_a_tool_that_is_given_twice_is_refused(
 def test_the_flags_that_lose_something_are_among_them() -> None:
     flags = {(words[0], option.flag) for words, option in DECLARED}
     assert {
-        ("agent", "bind-address"),
+        ("agent", "crl-file"),
         ("node-proxy", "config"),
         ("apiserver-proxy", "config"),
         ("sni-router", "config"),
@@ -92,8 +92,8 @@ def test_the_flags_that_lose_something_are_among_them() -> None:
 
 
 def test_the_same_value_twice_is_no_mistake() -> None:
-    found = load(AgentSettings, {"bind_address": ("10.0.0.1", "10.0.0.1")}, {})
-    assert found.bind.address == "10.0.0.1"
+    found = load(AgentSettings, {"crl_file": ("/one.pem", "/one.pem")}, {})
+    assert found.crl_file == "/one.pem"
 
 
 def test_the_last_of_other_flags_counts_as_in_go() -> None:
