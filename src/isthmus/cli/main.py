@@ -115,6 +115,7 @@ class LazyGroup(click.Group):
         module = import_module(f"isthmus.{_LISTED[cmd_name][0]}")
         command = getattr(module, "command", None) or getattr(module, cmd_name.replace("-", "_"))
         assert isinstance(command, click.Command), f"{module.__name__} has no command"
+        keep_help_names(command)
         refuse_twice(command)
         return command
 
@@ -148,6 +149,16 @@ class LazyGroup(click.Group):
             for name, says in COMMANDS.items()
             if name.startswith(incomplete)
         ] + click.Command.shell_complete(self, ctx, incomplete)
+
+
+def keep_help_names(command: click.Command) -> None:
+    """Have a command, and those below it, answer to -h in whatever context they come to be.
+
+    click keeps the help option of the first context that asks, as that one names it.
+    """
+    for each in command.commands.values() if isinstance(command, click.Group) else ():
+        keep_help_names(each)
+    command.get_help_option(click.Context(command, help_option_names=["-h", "--help"]))
 
 
 def refuse_twice(command: click.Command) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from copy import copy
 
 import click
 import pytest
@@ -21,15 +20,10 @@ NOT_A_VERB = re.compile(
 )
 
 
-def copied(command: click.Command, path: str) -> click.Context:
-    """A context of a copy: a command keeps the first help option that a context asks it for."""
-    return click.Context(copy(command), info_name=path)
-
-
 def walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     yield path, command
     if isinstance(command, click.Group):
-        with copied(command, path) as ctx:
+        with click.Context(command, info_name=path) as ctx:
             names = command.list_commands(ctx)
             children = [command.get_command(ctx, name) for name in names]
         for name, child in zip(names, children, strict=True):
@@ -40,7 +34,7 @@ def walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Command
 def tree(name: str) -> list[tuple[str, click.Command]]:
     if name == "isthmus":
         return [("isthmus", cli)]
-    command = cli.get_command(copied(cli, "isthmus"), name)
+    command = cli.get_command(click.Context(cli, info_name="isthmus"), name)
     assert command is not None
     return list(walk(f"isthmus {name}", command))
 
@@ -72,7 +66,7 @@ def test_help_starts_with_a_capital_verb_and_has_no_full_stop(name: str) -> None
 @pytest.mark.parametrize("name", ["isthmus", *COMMANDS])
 def test_every_command_has_an_example(name: str) -> None:
     for path, command in tree(name):
-        with copied(command, path) as ctx:
+        with click.Context(command, info_name=path) as ctx:
             text = ctx.get_help()
         assert "Example" in text, path
         assert re.search(rf"^ +(sudo )?{path}", text.split("Example", 1)[1], re.M), path
