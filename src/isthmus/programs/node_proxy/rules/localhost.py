@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from ipaddress import ip_address
 
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
@@ -19,6 +18,7 @@ from isthmus.programs.node_proxy.rules.model import (
     PortProtocol,
     ServiceView,
 )
+from isthmus.text.addresses import reached_address
 from isthmus.values import HostPort
 
 #: The address at which each family has its node ports.
@@ -66,12 +66,12 @@ def _endpoints(backed: BackedPort) -> tuple[HostPort, ...]:
     chosen = backed.backends.cluster
     if not chosen and backed.port.external_local:
         chosen = backed.backends.local
-    return tuple(HostPort(each.ip, each.port) for each in chosen if not _is_loopback(each))
+    return tuple(HostPort(each.ip, each.port) for each in chosen if not _is_here(each))
 
 
-def _is_loopback(endpoint: Endpoint) -> bool:
+def _is_here(endpoint: Endpoint) -> bool:
     # No API server takes one. It would be a service of this node, or this very listener.
-    return ip_address(endpoint.ip).is_loopback
+    return reached_address(endpoint.ip).is_loopback
 
 
 class Affinity:

@@ -52,10 +52,12 @@ def test_endpoints_are_those_of_the_rules_for_the_node(
 
 
 def test_only_tcp_ports_with_endpoints_that_are_elsewhere_than_on_loopback() -> None:
-    ends = [endpoint("127.0.0.1:30080", local=True), endpoint("10.180.1.3:80")]
+    here = endpoint("127.0.0.1:30080", local=True)
+    any_address = endpoint("0.0.0.0:10249")  # to dial it is to dial the node itself
+    ends = [here, any_address, endpoint("10.180.1.3:80")]
     view = view_of(
         backed("a", "172.30.0.1", ends, node_port=30080),
-        backed("b", "172.30.0.2", ends[:1], node_port=30081),
+        backed("b", "172.30.0.2", ends[:2], node_port=30081),
         backed("c", "172.30.0.3", node_port=30082, protocol=PortProtocol.UDP),
         backed("d", "172.30.0.4"),
     )
