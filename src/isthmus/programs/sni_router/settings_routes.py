@@ -23,7 +23,7 @@ from isthmus.programs.sni_router.rules import (
     tlv_text,
 )
 from isthmus.text.addresses import IpNetwork, as_ipv4, cidr
-from isthmus.text.located_yaml import Fields, Located, compose_all, read_all, short
+from isthmus.text.located_yaml import Errors, Fields, Located, compose_all, read_all, short
 from isthmus.values import HostPort, is_address
 from isthmus.wire.proxy_protocol import AUTHORITY, CRC32C, MAX_HEADER_BYTES, NOOP, Tlv
 
@@ -41,6 +41,8 @@ MAX_TLV_VALUES = 100
 MAX_ALIKE = 64
 #: Of TLV, host and protocol, in one route.
 MAX_COMBINATIONS = 20_000
+#: Of combinations, networks and backends, in all routes: anchors make much of a short text.
+MAX_ENTRIES = 200_000
 _MAX_ALPN = 16
 # With the addresses and a server name a header stays below what other programs read.
 _MAX_TLV_BYTES = MAX_HEADER_BYTES // 8
@@ -69,9 +71,32 @@ def parse(text: str, name: str) -> RoutingTable:
         ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
     """
     roots = compose_all(text, name, expected=f"a document of kind {KIND} is expected")
-    table = _table([_document(root) for root in roots])
+    count = _Count(roots[0].errors)
+    table = _table([_document(root, count) for root in roots])
     roots[0].errors.raise_any()
     return table
+
+
+class _Count:
+    """How much there is so far in all documents."""
+
+    def __init__(self, errors: Errors) -> None:
+        self._errors = errors
+        self._entries = 0
+
+    def add(self, read: _Read) -> None:
+        """Count a route.
+
+        Raises:
+            ConfigError: it is too much; what was wrong before is told as well.
+        """
+        self._entries += read.entries
+        if self._entries > MAX_ENTRIES:
+            read.node.error(
+                f"is one too many: all routes have more than {MAX_ENTRIES} combinations of tlv,"
+                " hosts and alpn, allowedCIDRs and backends together"
+            )
+            self._errors.raise_any()
 
 
 class _Document(NamedTuple):
@@ -82,14 +107,17 @@ class _Document(NamedTuple):
     tlv_type: Located | None
 
 
-def _document(root: Located) -> _Document:
+def _document(root: Located, count: _Count) -> _Document:
     keys = ("apiVersion", "kind", "tlvType", "routes", "default")
     found = root.mapping(keys, required=("apiVersion", "kind", "routes"))
     for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         text = found[key].text() if key in found else None
         if text is not None and text != wanted:
             found[key].error(f"must be {wanted}, not {short(text)}")
-    read = [_route(node) for node in found.nodes("routes", most=MAX_ROUTES)]
+    read: list[_Read] = []
+    for node in found.nodes("routes", most=MAX_ROUTES):
+        read.append(_route(node))
+        count.add(read[-1])
     return _Document(read, found.get("default"), found.get("tlvType"))
 
 
@@ -134,12 +162,16 @@ def _tlv_type(documents: Sequence[_Document]) -> int:
 
 
 class _Read(NamedTuple):
-    """A route with its place, and those of its hosts; None when it has no such field."""
+    """A route with its place, and those of its hosts; None when it has no such field.
+
+    ``entries`` is how much it adds to the table, with what is wrong in itself.
+    """
 
     node: Located
     hosts: list[Located] | None
     cidrs: list[Located]
     has_tlv: bool
+    entries: int
     route: SniRoute
 
 
@@ -151,21 +183,30 @@ def _route(node: Located) -> _Read:
     hosts = found.nodes("hosts", most=MAX_HOSTS)
     backends = found.nodes("backends", most=MAX_BACKENDS)
     cidrs = found.nodes("allowedCIDRs", most=MAX_CIDRS)
+    alpn, tlv = found.nodes("alpn", most=_MAX_ALPN), found.nodes("tlv", most=MAX_TLV_VALUES)
     proxy = found.get("proxyProtocol")
     route = SniRoute(
         name=found.value("name", _name, ""),
         hosts=read_all(hosts, _host),
-        alpn=read_all(found.nodes("alpn", most=_MAX_ALPN), _protocol),
-        tlv=read_all(found.nodes("tlv", most=MAX_TLV_VALUES), _tlv_value),
+        alpn=read_all(alpn, _protocol),
+        tlv=read_all(tlv, _tlv_value),
         allowed_cidrs=_each_once(cidrs, read_all(cidrs, _cidr)),
         backends=_each_once(backends, read_all(backends, _backend)),
         proxy=None if proxy is None else _proxy(proxy),
         max_connections=found.integer("maxConnections", 0, 1, MAX_CONNECTIONS),
         where=node.where,
     )
-    if max(1, len(route.tlv)) * max(1, len(hosts)) * max(1, len(route.alpn)) > MAX_COMBINATIONS:
+    combinations = max(1, len(tlv)) * max(1, len(hosts)) * max(1, len(alpn))
+    if combinations > MAX_COMBINATIONS:
         node.error(f"has more than {MAX_COMBINATIONS} combinations of tlv, hosts and alpn")
-    return _Read(node, hosts if "hosts" in found else None, cidrs, "tlv" in found, route)
+    return _Read(
+        node=node,
+        hosts=hosts if "hosts" in found else None,
+        cidrs=cidrs,
+        has_tlv="tlv" in found,
+        entries=combinations + len(cidrs) + len(backends),
+        route=route,
+    )
 
 
 def _not_empty(found: Fields, *keys: str) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
+from isthmus.programs.sni_router import settings_routes
 from isthmus.programs.sni_router.rules import Found, ProxyOut, SniRoute
 from isthmus.programs.sni_router.settings_routes import parse
 from isthmus.values import HostPort
@@ -250,3 +251,22 @@ def test_what_is_wrong_is_said_with_its_place(text: str, said: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(text, "f")
     assert str(caught.value) == said
+
+
+@pytest.mark.parametrize("host", ["h{}.x", "é{}"], ids=["names", "no names"])
+def test_anchors_do_not_make_more_of_a_short_text_than_can_be_held(
+    monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    monkeypatch.setattr(settings_routes, "MAX_ENTRIES", 5000)
+    names = ",".join(host.format(number) for number in range(1000))
+    text = HEAD + f"- {{name: r0, tlv: [t0], hosts: &all [{names}], backends: ['x:1']}}\n"
+    again = "- {{name: r{0}, tlv: [t{0}], hosts: *all, backends: ['x:1']}}\n"
+    text += "".join(map(again.format, range(1, 9)))
+    with pytest.raises(ConfigError) as caught:
+        parse(text, "f")
+    assert len(str(caught.value)) < 10_000
+    if host.isascii():
+        assert str(caught.value) == (
+            "f:8:3: routes[4]: is one too many: all routes have more than 5000 combinations"
+            " of tlv, hosts and alpn, allowedCIDRs and backends together"
+        )
