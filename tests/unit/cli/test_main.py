@@ -66,7 +66,17 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
             ["server", "--mode", "grpc,grpc"],
             "--mode must be grpc, http-connect or grpc,http-connect",
         ),
-        (["agent"], "--ca-cert is missing: the agent must know which servers to trust"),
+        (
+            ["agent"],
+            "--ca-cert is missing: the agent must know which servers to trust;"
+            ' certificates are made with "isthmus pki init"',
+        ),
+        (
+            ["server"],
+            "--cluster-cert, --cluster-key, --cluster-ca-cert, --server-cert, --server-key and"
+            " --server-ca-cert are missing: create the certificates with"
+            ' "isthmus pki init", see isthmus pki init -h',
+        ),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

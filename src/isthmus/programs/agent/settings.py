@@ -351,7 +351,10 @@ class AgentSettings(CarrierSettings):
         if self.proxy_server_name:
             check_host("proxy-server-name", self.proxy_server_name)
         if not self.ca_cert:
-            raise ConfigError("--ca-cert is missing: the agent must know which servers to trust")
+            raise ConfigError(
+                "--ca-cert is missing: the agent must know which servers to trust; certificates are"
+                ' made with "isthmus pki init"'
+            )
         check_pair("agent-cert", self.agent_cert, "agent-key", self.agent_key)
         for name in self.alpn_proto:
             # RFC 7301 §3.1: a protocol name is 1 to 255 bytes.

@@ -452,8 +452,25 @@ class ServerSettings(CarrierSettings):
         elif self.frontend_port and self.frontend_port == self.http_connect_port:
             raise ConfigError("--http-connect-port and --server-port must differ")
 
+    def _check_files(self) -> None:
+        """Name everything that is missing at once, where somebody has not made certificates yet."""
+        files = {"cluster-cert": self.cluster_cert, "cluster-key": self.cluster_key}
+        if not (self.agent_namespace or self.insecure_agents):
+            files["cluster-ca-cert"] = self.cluster_ca_cert
+        if any(door.port is not None for door in self.doors):
+            files |= {"server-cert": self.server_cert, "server-key": self.server_key}
+            if self.roles.proves_clients:
+                files["server-ca-cert"] = self.server_ca_cert
+        if not any(files.values()):
+            *most, last = (f"--{flag}" for flag in files)
+            raise ConfigError(
+                f"{', '.join(most)} and {last} are missing: create the certificates"
+                ' with "isthmus pki init", see isthmus pki init -h'
+            )
+
     def _check_frontend(self) -> None:
         self._check_modes()
+        self._check_files()
         for door in self.doors:
             if len(door.uds.encode()) > _MAX_UDS_BYTES:
                 raise ConfigError(

@@ -42,7 +42,11 @@ def test_good_settings_pass() -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"ca_cert": ""}, "--ca-cert is missing: the agent must know which servers to trust"),
+        (
+            {"ca_cert": ""},
+            "--ca-cert is missing: the agent must know which servers to trust;"
+            ' certificates are made with "isthmus pki init"',
+        ),
         ({"agent_key": ""}, "--agent-cert needs --agent-key as well"),
         ({"link": "yamux"}, "--link must be auto or mux or grpc, not 'yamux', did you mean mux?"),
         ({"proxy_server_host": ()}, "--proxy-server-host needs at least one host"),
