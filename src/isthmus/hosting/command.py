@@ -57,12 +57,12 @@ class _PlanOptions:
         Raises:
             ConfigError: an address or a range is none.
         """
-        from isthmus.hosting.document_fields import address, network
+        from isthmus.hosting.document_fields import address, part_of_the_world
         from isthmus.hosting.model import ManagementNetwork
 
         return ManagementNetwork(
             api=_parsed("--management-api", self.management_api, address),
-            ranges=_parsed("--management-network", self.management_network, network),
+            ranges=_parsed("--management-network", self.management_network, part_of_the_world),
         )
 
 

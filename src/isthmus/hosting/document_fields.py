@@ -345,6 +345,14 @@ def network(text: str) -> str:
     return str(found)
 
 
+def part_of_the_world(text: str) -> str:
+    """A range that a NetworkPolicy can leave out of all addresses: it has to be smaller."""
+    found = network(text)
+    if found.endswith("/0"):
+        raise ValueError("is every address: name the ranges of the management cluster only")
+    return found
+
+
 def has_host_bits(text: str) -> bool:
     """Whether a network is spelled with bits below its prefix."""
     return ip_network(network(text)).network_address != ip_address(text.partition("/")[0])

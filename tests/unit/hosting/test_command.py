@@ -204,6 +204,7 @@ def test_pods_are_kept_away_from_the_management_cluster(
         ("--management-api=kas.example.com", "is not an address"),
         ("--management-api=::ffff:10.0.0.1", "IPv4 address in IPv6 notation"),
         ("--management-network=10.0.0.0", "its prefix is missing"),
+        ("--management-network=0.0.0.0/0", "is every address"),  # no NetworkPolicy could say it
     ],
 )
 def test_a_wrong_management_cluster_is_one_sentence(
