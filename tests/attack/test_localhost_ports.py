@@ -26,31 +26,38 @@ A, PORT = "10.1.0.7", 30080
 BOUNDS = ("--max-connections=40", "--graceful-shutdown-timeout=0s", "--memory-budget=8Mi")
 MOST_OF_ONE = 30
 HOLD = """
-import os, socket, sys
+import contextlib, os, socket, sys
 socket.getaddrinfo("127.0.0.1", 30080)  # imports what another user may not read
 os.setuid(12345)
 held = []
 for _ in range(100):
-    sock = socket.create_connection(("127.0.0.1", 30080), 20)
-    held.append(sock) if sys.argv[1] == "keep" else sock.close()
+    with contextlib.suppress(ConnectionResetError):  # refused already
+        sock = socket.create_connection(("127.0.0.1", 30080), 20)
+        held.append(sock) if sys.argv[1] == "keep" else sock.close()
 print("held", flush=True)
 sys.stdin.read()
 """
 REFUSED = 'isthmus_node_proxy_localhost_connections_refused_total{reason="%s"}'
+ACCEPTED = "isthmus_node_proxy_localhost_connections_accepted_total"
 OPEN = "isthmus_node_proxy_localhost_connections "
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> Iterator[socket.socket]:
+def proxy(tmp_path: Path) -> Iterator[LocalhostProxy]:
+    with own_network(), LocalhostProxy.made(tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def target(proxy: LocalhostProxy) -> Iterator[socket.socket]:
     """What a node port leads to: it takes every connection, and says and ends nothing itself."""
-    with own_network(), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
         for address in (A, "192.0.2.1"):
             subprocess.run(
                 ["ip", "address", "add", f"{address}/32", "dev", "lo"], check=True, timeout=LIMIT_S
             )
         listener = stack.enter_context(socket.create_server((A, 8080), backlog=4096))
         listener.settimeout(LIMIT_S)
-        proxy = stack.enter_context(LocalhostProxy.made(tmp_path))
         proxy.write(node=NODE, web=web("10.96.0.10", PORT, [A]))
         proxy.start(*BOUNDS)
         wait_until(lambda: metric("isthmus_node_proxy_localhost_ports ") == 1, "the port")
@@ -99,10 +106,19 @@ def test_sockets_that_are_closed_at_once_are_not_counted_for_another_user(
 ) -> None:
     # Their half-closed connections live on at the endpoint, and their sockets are nobody's.
     with greedy("close"):
-        wait_until(
-            lambda: metric("isthmus_node_proxy_localhost_connections_accepted_total") >= 100,
-            "accepted",
-        )
+        wait_until(lambda: metric(ACCEPTED) >= 100, "accepted")
+        assert served(target)
+
+
+def test_one_user_cannot_have_the_places_of_closed_sockets_as_well(
+    proxy: LocalhostProxy, target: socket.socket
+) -> None:
+    with proxy.frozen(), greedy("close"):
+        pass  # all of them are nobody's by now
+    wait_until(lambda: metric(ACCEPTED) >= 100, "accepted")
+    with greedy("keep"):
+        wait_until(lambda: metric(ACCEPTED) >= 200, "accepted")
+        assert MOST_OF_ONE < metric(OPEN) < 40
         assert served(target)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import signal
 import socket
 import threading
 from collections.abc import Iterator, Sequence
@@ -106,6 +107,16 @@ class LocalhostProxy:
         )  # fmt: skip
         self._program.wait_log("synced")
         return self._program
+
+    @contextlib.contextmanager
+    def frozen(self) -> Iterator[None]:
+        """What comes meanwhile waits in the kernel."""
+        assert self._program is not None
+        self._program.signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._program.signal(signal.SIGCONT)
 
 
 @contextlib.contextmanager

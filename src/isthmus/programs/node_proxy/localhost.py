@@ -39,6 +39,9 @@ from isthmus.wire.proxy_protocol import IpPort
 DIAL_TIMEOUT_S = 10.0
 #: Clients whose user nobody knows, since they have closed their socket already.
 UNKNOWN_USER = "unknown user"
+#: They have one place in so many. A user who has all of its own can have all of theirs: less than
+#: what its own leave to others.
+_UNKNOWN_OF = 8
 _QUIET_S = 30.0
 _NO_PLACE = {
     AdmissionRefusal.TOO_MANY: LocalhostRefusal.TOO_MANY,
@@ -128,6 +131,8 @@ class LocalhostConnections(ForwardedConnections[LocalhostConnection, LocalhostRe
             refusal = LocalhostRefusal.OUTSIDE
         elif port is None:
             refusal = LocalhostRefusal.NO_ENDPOINT
+        elif user == UNKNOWN_USER and self.places.taken.get(user, 0) > self.most // _UNKNOWN_OF:
+            refusal = LocalhostRefusal.TOO_MANY_OF_SOURCE
         if refusal is not None or port is None:
             SocketEnd(sock, self.poller).abort(Ending.CANCELLED)
             self._count(refusal or LocalhostRefusal.NO_ENDPOINT, user, str(source))
