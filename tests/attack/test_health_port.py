@@ -10,7 +10,7 @@ import pytest
 from clients import LIMIT_S
 from stack import Stack
 
-from isthmus.net import http_site
+from isthmus.net import http_site, rules_slots
 
 PLAIN = b"GET /readyz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 #: The beginning of a TLS record that never goes on.
@@ -19,10 +19,15 @@ HALF = bytes.fromhex("16030102000100")
 MANY = http_site.MOST_OPEN + 40
 
 
-def probe(stack: Stack, port: int) -> bytes:
-    """Ask as a kubelet does, which does not look at the certificate."""
+def unverified() -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
+def probe(stack: Stack, port: int) -> bytes:
+    """Ask as a kubelet does, which does not look at the certificate."""
+    context = unverified()
     with (
         socket.create_connection(("127.0.0.1", port), LIMIT_S) as sock,
         context.wrap_socket(sock) as tls,
@@ -61,3 +66,24 @@ def _end(sock: socket.socket) -> bytes:
         while data := sock.recv(4096):
             heard += data
     return heard
+
+
+def test_handshakes_of_one_source_have_a_price(
+    fresh: Stack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enough = {"burst_s": 20.5 * rules_slots.STRANGER_S, "per_second_s": 0.0}
+    monkeypatch.setattr(rules_slots.Allowance.__init__, "__kwdefaults__", enough)
+    files = fresh.files
+    server = fresh.add_server(health_cert=str(files.server_cert), health_key=str(files.server_key))
+
+    def shake_hands() -> None:
+        with (
+            socket.create_connection(("127.0.0.1", server.health_port), LIMIT_S) as sock,
+            unverified().wrap_socket(sock),
+        ):
+            pass
+
+    for _ in range(20):
+        shake_hands()
+    with pytest.raises(ConnectionResetError):
+        shake_hands()

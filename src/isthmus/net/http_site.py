@@ -3,7 +3,8 @@
 A server of the event loop has no such bound: whoever opens connections to a health port and says
 nothing would take every descriptor of the program. It also keeps one TLS context for its life, and
 a certificate that is replaced has to show without a restart: here each connection shakes hands with
-whatever is current when it comes. What is asked for and answered is the protocol's part.
+whatever is current when it comes, as long as its source has not cost too much. What is asked for and
+answered is the protocol's part.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from __future__ import annotations
 import asyncio
 import resource
 import socket
+import ssl
 from collections.abc import Callable
 from functools import partial
 
-from isthmus.net.connection_gate import source_at
+from isthmus.net.connection_gate import reset, source_at
 from isthmus.net.contexts import HotContext
-from isthmus.net.rules_slots import Strangers
+from isthmus.net.rules_slots import STRANGER_S, Allowance, Strangers
 
 Refused = Callable[[OSError], None]
 #: Hears from where a connection came that had to make room.
@@ -101,7 +103,8 @@ def _most() -> int:
 class HttpSite:
     """Accepts from one listening socket until closed.
 
-    ``refused`` hears of every handshake that failed, ssl.SSLError or another OSError.
+    ``refused`` hears of every handshake that failed, ssl.SSLError or another OSError. Handshakes
+    are paid from the ``allowance``, and given back to who showed a certificate.
     """
 
     def __init__(
@@ -112,6 +115,7 @@ class HttpSite:
         visitors: Visitors,
         context: HotContext | None = None,
         refused: Refused = lambda _: None,
+        allowance: Allowance | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._sock = sock
@@ -119,6 +123,7 @@ class HttpSite:
         self._visitors = visitors
         self._context = context
         self._refused = refused
+        self._allowance = allowance
         self._handshakes: set[asyncio.Task[None]] = set()
         self._resting: asyncio.TimerHandle | None = None
         self._reading = False
@@ -155,17 +160,29 @@ class HttpSite:
             unread_ms = int(UNREAD_S * 1000)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
             source = source_at(sock)
+            if not self._may_shake_hands(source):
+                reset(sock)
+                sock.close()
+                return
         except OSError:  # it has left already
             sock.close()
             return
         visitor = Visitor()
         self._visitors.add(visitor, source)
-        task = self._loop.create_task(self._shake_hands(visitor, sock), name="http-handshake")
+        task = self._loop.create_task(
+            self._shake_hands(visitor, sock, source), name="http-handshake"
+        )
         visitor.handshake = task
         self._handshakes.add(task)
         task.add_done_callback(partial(self._done, visitor, sock))
 
-    async def _shake_hands(self, visitor: Visitor, sock: socket.socket) -> None:
+    def _may_shake_hands(self, source: str) -> bool:
+        """Whether the source has left what a handshake costs us, and takes it."""
+        if self._context is None or self._allowance is None:
+            return True
+        return self._allowance.spend(source, STRANGER_S)
+
+    async def _shake_hands(self, visitor: Visitor, sock: socket.socket, source: str) -> None:
         context = self._context.current if self._context is not None else None
         time_s = HANDSHAKE_S if context is not None else None
         try:
@@ -174,6 +191,10 @@ class HttpSite:
             )
         except OSError as exc:  # SSLError and TimeoutError are OSErrors
             self._refused(exc)
+            return
+        proven = context is not None and context.verify_mode is ssl.CERT_REQUIRED
+        if proven and self._allowance is not None:
+            self._allowance.give_back(source, STRANGER_S)
 
     def _done(self, visitor: Visitor, sock: socket.socket, task: asyncio.Task[None]) -> None:
         self._handshakes.discard(task)

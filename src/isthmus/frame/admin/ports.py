@@ -140,10 +140,10 @@ async def serve(
             token=token,
             open_paths=admin.open_paths,
         )
-    # Whoever showed a certificate may ask as often as it likes.
-    allowance = None if mutual else Allowance(asyncio.get_running_loop().time)
+    allowance = Allowance(asyncio.get_running_loop().time)
     server = web.Server(
-        partial(_dispatch, routes, guard, allowance),
+        # Whoever showed a certificate may ask as often as it likes.
+        partial(_dispatch, routes, guard, None if mutual else allowance),
         access_log=None,
         logger=_QuietLog(),
         keepalive_timeout=IDLE_S,
@@ -160,7 +160,14 @@ async def serve(
         runner,
         sockets,
         [
-            HttpSite(sock, server, visitors=visitors, context=tls, refused=access.refused)
+            HttpSite(
+                sock,
+                server,
+                visitors=visitors,
+                context=tls,
+                refused=access.refused,
+                allowance=allowance,
+            )
             for sock in sockets
         ],
     )
