@@ -44,6 +44,13 @@ class ProposalChoices:
         Raises:
             ConfigError: it makes no sense.
         """
+        for flag, path in (
+            ("client-cert", self.client_cert),
+            ("client-key", self.client_key),
+            ("uds-name", self.uds),
+        ):
+            if not path.isprintable():  # also what the shell gave and is no UTF-8
+                raise ConfigError(f"--{flag} takes a path in printable UTF-8, not {path!r}")
         check_pair("client-cert", self.client_cert, "client-key", self.client_key)
         longest = self.uds.replace(NETWORK, max(NAMES, key=len))
         if self.uds and not (self.uds.startswith("/") and len(longest.encode()) <= _MAX_UDS_BYTES):

@@ -3,7 +3,7 @@
 A server of the event loop has no such bound: whoever opens connections to a health port and says
 nothing would take every descriptor of the program. It also keeps one TLS context for its life, and
 a certificate that is replaced has to show without a restart: here each connection shakes hands with
-whatever is current when it comes, as long as its source has not cost too much. What is asked for and
+whatever is current when it comes, while its source has not cost too much. What is asked for and
 answered is the protocol's part.
 """
 

@@ -11,6 +11,7 @@ from isthmus.dial.connectivity_files import load
 from isthmus.dial.rules_connectivity import NetworkProtocol
 from isthmus.dial.settings_connectivity_proposal import ProposalChoices, propose_egress
 from isthmus.dial.settings_connectivity_writing import is_lost_by_egress, to_egress_selector
+from isthmus.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "config"
 #: As in KEP-1281, the whole of it.
@@ -100,3 +101,11 @@ def test_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     )
     assert main(["config", "convert", str(path)]) == 2
     assert "network vpn: there are no networks but controlplane" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("path", ["/run/\udcff", "/run/a\nb"], ids=["no UTF-8", "two lines"])
+def test_a_path_that_cannot_be_written_is_refused(path: str) -> None:
+    choices = ProposalChoices(client_cert=path, client_key=path), ProposalChoices(uds=path)
+    for each in choices:
+        with pytest.raises(ConfigError, match="takes a path in printable UTF-8, not '/run/"):
+            each.check()
