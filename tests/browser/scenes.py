@@ -348,6 +348,7 @@ def agent_program(*, id: str = "0", instance: str = "node-7") -> Scene:
         "featureGates": [],
         "nodeTraffic": {
             "address": "172.20.0.1",
+            "addresses": ["172.20.0.1"],
             "interface": "isthmus0",
             "listening": True,
             "waitsFor": "no connected server carries connections from nodes",

@@ -214,7 +214,7 @@ def test_a_packet_meets_the_rules_that_it_is_said_to_meet(
     path.write_text(PLAIN)
     flags = (f"--manifests={path}", "--detect-local=node-cidr")
     text = rendered(capsys, *flags)
-    assert main(["node-proxy", "explain", source, f"{destination}/udp", *flags]) == 0
+    assert main(["node-proxy", "explain", source, f"{destination}/udp", "-o", "json", *flags]) == 0
     answer = json.loads(capsys.readouterr().out)
     possible = [explained([*answer["steps"], *each["steps"]], text) for each in answer["outcomes"]]
     with node_network(text):

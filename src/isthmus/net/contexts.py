@@ -248,7 +248,7 @@ class HotContext:
 
 def _stamp(files: TlsFiles) -> _Stamp:
     """Tell one state of the files from another, through symbolic links (Kubernetes' ..data)."""
-    return tuple(_stamp_of(path) for path in files.given)
+    return tuple([_stamp_of(path) for path in files.given])
 
 
 def _stamp_of(path: str) -> tuple[int, ...]:

@@ -183,7 +183,7 @@ def test_a_node_finds_kube_apiserver_through_its_agent(
         assert json.loads(found)["status"]["userInfo"]["username"] == "admin"
         admin = f"--agent-admin=127.0.0.1:{agent.port('admin_port')}"
         done = subprocess.run(
-            [*COMMAND, "bootstrap", "check", f"--kubeconfig={path}", admin],
+            [*COMMAND, "bootstrap", "check", "-o", "json", f"--kubeconfig={path}", admin],
             capture_output=True, text=True, env=ENVIRONMENT, timeout=60,
         )  # fmt: skip
         steps = {step["step"]: step for step in json.loads(done.stdout)["steps"]}
