@@ -5,7 +5,7 @@ The plan is made by plan.py, printing is command_output.py; both are imported wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from functools import wraps
 from pathlib import Path
@@ -241,7 +241,11 @@ def render(file: str, options: _PlanOptions, **given: Any) -> int:
     from isthmus.hosting.own_parts import OBJECTS, PartChoices, own_parts
 
     written = _RenderOptions(**given)
-    found = with_addresses(_sound(file, options), dict(map(_endpoint_address, written.addresses)))
+    sound, addresses = _sound(file, options), _endpoint_addresses(written.addresses)
+    try:
+        found = with_addresses(sound, addresses)
+    except ConfigError as error:
+        raise ConfigError(f"--address: {error}") from None
     choices = PartChoices(replicas=written.replicas)
     if written.image is not None:
         choices = PartChoices(replicas=written.replicas, image=written.image)
@@ -370,11 +374,15 @@ def _check_rules(names: tuple[str, ...]) -> None:
             raise ConfigError(f"--ignore: there is no rule {name!r}{nearest(name, known)}")
 
 
-def _endpoint_address(text: str) -> tuple[str, str]:
-    name, equals, address = text.partition("=")
-    if not (name and equals and address):
-        raise ConfigError(f"--address takes ENDPOINT=HOST[:PORT], not {text!r}")
-    return name, address
+def _endpoint_addresses(texts: Iterable[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for text in texts:
+        name, equals, address = text.partition("=")
+        if not (name and equals and address):
+            raise ConfigError(f"--address takes ENDPOINT=HOST[:PORT], not {text!r}")
+        if found.setdefault(name, address) != address:
+            raise ConfigError(f"--address: {name} has two, {found[name]} and {address}; keep one")
+    return found
 
 
 def _draw(plan: PublishPlan, path: str) -> None:

@@ -48,7 +48,7 @@ from isthmus.hosting.visibility import (
     issuer_host,
     seen_at_node,
 )
-from isthmus.values import HostPort
+from isthmus.values import HostPort, is_address
 
 _ORDER = tuple(ControlPlaneService)
 
@@ -352,13 +352,13 @@ def with_addresses(plan: PublishPlan, given: Mapping[str, str]) -> PublishPlan:
 
 
 def _at(endpoint: PlannedEndpoint, text: str) -> PlannedEndpoint:
+    has_port = ":" in text and not is_address(text)
     try:
-        at = HostPort(text, endpoint.port) if endpoint.port else HostPort.parse(text)
-    except ValueError:
-        try:
-            at = HostPort.parse(text)
-        except ValueError as error:
-            raise ConfigError(f"{endpoint.name}={text}: {error}") from None
+        at = (
+            HostPort.parse(text) if has_port or not endpoint.port else HostPort(text, endpoint.port)
+        )
+    except ValueError as error:
+        raise ConfigError(f"{endpoint.name}={text}: {error}") from None
     return replace(endpoint, address=at.host, port=at.port)
 
 

@@ -245,7 +245,12 @@ def test_what_the_platform_chooses_is_asked_for(
     ("args", "says"),
     [
         (("--address", "kube-apiserver"), "--address takes ENDPOINT=HOST[:PORT]"),
-        (("--address", "no=192.0.2.1"), "there is no endpoint 'no'"),
+        (("--address", "no=192.0.2.1"), "--address: there is no endpoint 'no'"),
+        (("--address", "kube-apiserver=a..b"), "--address: kube-apiserver=a..b: not a"),
+        (
+            ("--address", "kube-apiserver=192.0.2.1", "--address", "kube-apiserver=192.0.2.2"),
+            "--address: kube-apiserver has two, 192.0.2.1 and 192.0.2.2",
+        ),
         (("--nodes-from", "nat"), "--nodes-from takes an address"),
         (("--replicas", "0"), "0 is not in the range"),
         (("--image", "a b"), "--image takes an image"),

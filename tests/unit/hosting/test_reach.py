@@ -111,7 +111,7 @@ def test_a_port_that_became_known_is_filled_in() -> None:
     ("given", "says"),
     [
         ({"kube-apiservr": "192.0.2.7"}, "there is no endpoint 'kube-apiservr'"),
-        ({"kube-apiserver": "not a host"}, "kube-apiserver=not a host: no port"),
+        ({"kube-apiserver": "not a host"}, "kube-apiserver=not a host: not a host name"),
         ({"kube-apiserver": "lb:99999"}, "port out of range"),
     ],
 )
