@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import signal
+import ssl
 from pathlib import Path
 
 import pytest
-from clients import free_port
+from clients import LIMIT_S, free_port
 from programs import Programs
 from stack import http_get, wait_until
 
@@ -56,6 +59,31 @@ def test_it_waits_alive_and_not_ready(
     program.wait_log("serving ")
     wait_until(lambda: http_get(health, "/readyz") == (200, "ok"), "it is ready")
     assert program.log.count("waiting for") == 1
+    program.signal(signal.SIGTERM)
+    assert program.wait_exit() == 0
+
+
+def test_the_health_port_opens_when_its_certificate_is_there(
+    programs: Programs, tmp_path: Path
+) -> None:
+    health, cert, key = free_port(), tmp_path / "health.crt", tmp_path / "health.key"
+    more = (f"--health-port={health}", f"--health-cert={cert}", f"--health-key={key}")
+    program = programs.start("socks5-proxy", *flags(tmp_path / "never", *more))
+    program.wait_log("waiting for files")
+    for to, source in ((cert, programs.files.server_cert), (key, programs.files.server_key)):
+        (tmp_path / "part").write_bytes(source.read_bytes())
+        (tmp_path / "part").rename(to)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+
+    def is_alive() -> bool:
+        asked = http.client.HTTPSConnection("127.0.0.1", health, timeout=LIMIT_S, context=context)
+        with contextlib.suppress(OSError), contextlib.closing(asked):
+            asked.request("GET", "/livez")
+            return asked.getresponse().status == 200
+        return False
+
+    wait_until(is_alive, "it is alive by HTTPS")
     program.signal(signal.SIGTERM)
     assert program.wait_exit() == 0
 

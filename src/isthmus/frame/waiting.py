@@ -88,6 +88,8 @@ async def wait_for_files(program: Program, settings: Any, notifier: Notifier | N
                     async with asyncio.timeout(LOOK_S):
                         await told.wait()
                 waiting.missing = missing_files(settings)
+                if waiting.missing:  # its own certificate may have come
+                    await waiting.open()
     except TimeoutError:
         pass
     finally:
@@ -114,8 +116,10 @@ class _Waiting:
         return f"waiting for {', '.join(f'{flag} {path}' for path, flag in self.missing.items())}"
 
     async def open(self) -> None:
-        """Open the port."""
+        """Open the port, unless it is open already or its own files are missing."""
         flags = self._program.operator_flags
+        if self._port is not None:
+            return
         # A socket of systemd's can be taken once, and belongs to the program. Without its
         # certificate the port cannot say anything to anybody.
         if flags is None or PASSED or self.missing.keys() & set(_health_files(self._settings)):

@@ -26,7 +26,7 @@ from isthmus.settings.program import (
     CarrierSettings,
     check_workers,
 )
-from isthmus.text.addresses import cidr
+from isthmus.text.addresses import as_ipv4, cidr
 
 _ROUTING = "Routing"
 _PROXY = "PROXY protocol"
@@ -196,6 +196,8 @@ def _listen_at(text: str, flag: str) -> ListenAt:
 
 def _network(text: str) -> IPv4Network | IPv6Network:
     try:
-        return cidr(text)
+        network = cidr(text)
+        # A peer comes as IPv4, whatever its socket has.
+        return as_ipv4(network) if isinstance(network, IPv6Network) else network
     except ValueError as error:
         raise ConfigError(f"--proxy-from: {text!r} {error}") from error

@@ -26,9 +26,11 @@ def test_where_to_listen() -> None:
 
 
 def test_whom_to_trust() -> None:
-    found = settings(accept_proxy=True, proxy_from=("10.0.0.0/8", "fd00::/8", "192.0.2.1"))
+    written = ("10.0.0.0/8", "fd00::/8", "192.0.2.1", "::ffff:198.51.100.0/120")
+    found = settings(accept_proxy=True, proxy_from=written)
     found.validate()
-    assert found.trusted == tuple(map(ip_network, ("10.0.0.0/8", "fd00::/8", "192.0.2.1/32")))
+    read = ("10.0.0.0/8", "fd00::/8", "192.0.2.1/32", "198.51.100.0/24")
+    assert found.trusted == tuple(map(ip_network, read))
 
 
 @pytest.mark.parametrize(
