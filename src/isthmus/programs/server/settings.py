@@ -494,11 +494,12 @@ class ServerSettings(CarrierSettings):
         self.roles.check_frontend(self.server_bind_address, self.server_ca_cert)
         if not self.roles.proves_clients:
             del tls["server-ca-cert"]
+        *others, last = (f"--{flag}" for flag in tls)
         for flag, value in tls.items():
             if not value:
                 raise ConfigError(
-                    f"--{flag} is missing: a TCP frontend needs --server-cert, --server-key and"
-                    " --server-ca-cert, or use --uds-name alone"
+                    f"--{flag} is missing: a TCP frontend needs {', '.join(others)} and {last}, or"
+                    " use --uds-name alone"
                 )
 
     def _check_agents(self) -> None:

@@ -109,6 +109,16 @@ def test_which_tcp_port_the_frontend_has(changes: dict[str, Any], port: int | No
         ),
         (
             UDS,
+            {
+                "server_port": 9000,
+                "server_bind_address": "127.0.0.1",
+                "server_auth": "none-on-loopback",
+            },
+            "--server-cert is missing: a TCP frontend needs --server-cert and --server-key, or use"
+            " --uds-name alone",
+        ),
+        (
+            UDS,
             {"cluster_ca_cert": ""},
             "--cluster-ca-cert is missing: without it, or --agent-namespace,"
             " --agent-service-account and --authentication-audience for tokens, agents cannot"
