@@ -115,6 +115,20 @@ def test_the_chart_makes_the_same(capsys: pytest.CaptureFixture[str]) -> None:
             "--health-port must not be 0 in a manifest: probes have to find it",
         ),
         (
+            ("--health-bind-address=127.0.0.1",),
+            "--health-bind-address 127.0.0.1: the kubelet probes the address of the pod, which"
+            " nobody knows before; leave it out",
+        ),
+        (
+            ("--listen=[::1]:8443",),
+            "--listen [::1]:8443: the Service comes to the address of the pod, which nobody knows"
+            " before; give :8443",
+        ),
+        (
+            ("--listen-proxy=:8096",),
+            "--listen-proxy :8096 is the port of --health-port: give it another",
+        ),
+        (
             ("--config=routes.yaml",),
             "--config routes.yaml: a manifest needs an absolute path, such as"
             " /etc/isthmus/routes.yaml",

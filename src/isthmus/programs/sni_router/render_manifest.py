@@ -20,6 +20,7 @@ from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.programs.sni_router.settings_manifest import CLUSTER_IP, SniRouterManifestSettings
 from isthmus.settings.options import options_of
 from isthmus.text.go_yaml import to_yaml
+from isthmus.values import HostPort
 
 PROGRAM_NAME = "sni-router"
 #: Where the pods find their routes, and listen, unless flags say otherwise.
@@ -29,6 +30,7 @@ SPARE_S = 5
 #: Where a Service leads: connections by name, as HyperShift calls it, and those by TLV.
 PORT_NAME, PROXY_PORT_NAME = "https", "proxied"
 _LOWEST = 1024
+_EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +111,12 @@ def check_router(settings: SniRouterSettings) -> None:
     """
     if settings.admin.health_port == 0:
         raise ConfigError("--health-port must not be 0 in a manifest: probes have to find it")
+    if settings.admin.health_bind_address not in _EVERY_ADDRESS:
+        raise ConfigError(
+            f"--health-bind-address {settings.admin.health_bind_address}: the kubelet probes the"
+            " address of the pod, which nobody knows before; leave it out"
+        )
+    own = {settings.admin.health_port: "--health-port", settings.admin.port: "--admin-port"}
     for flag, listeners in (
         ("--listen", settings.listeners),
         ("--listen-proxy", settings.proxy_listeners),
@@ -121,6 +129,13 @@ def check_router(settings: SniRouterSettings) -> None:
                     f"{flag} {host}:{port}: a pod without privileges needs a port from {_LOWEST}"
                     " on, such as :8443; --service-port is what clients connect to"
                 )
+            if host not in _EVERY_ADDRESS:
+                raise ConfigError(
+                    f"{flag} {HostPort(host, port)}: the Service comes to the address of the pod,"
+                    f" which nobody knows before; give :{port}"
+                )
+            if port in own:
+                raise ConfigError(f"{flag} :{port} is the port of {own[port]}: give it another")
 
 
 def _objects(plan: RouterPlan) -> list[Manifest]:
