@@ -43,6 +43,7 @@ check: dev docs ## Lint, format check, strict types, architecture, links of the 
 	$(VENV)/bin/mypy
 	$(PY) -m pytest -q tests/test_architecture.py
 
+docs: export NO_MKDOCS_2_WARNING = 1
 docs: dev ## Build the documents as a site, in build/docs; a dead link is an error
 	$(VENV)/bin/mkdocs build --strict
 

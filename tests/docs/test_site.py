@@ -1,0 +1,45 @@
+"""What a page's source has to mind, so that every reader of Markdown shows it as it is meant."""
+
+from __future__ import annotations
+
+import re
+from importlib.util import module_from_spec, spec_from_file_location
+from itertools import pairwise
+from pathlib import Path
+
+from doc_blocks import ROOT
+
+_ITEM = re.compile(r" *([-+*]|\d+[.)]) +\S")
+_ENDS_PROSE = ("#", "<!--", "|")
+
+
+def prose(page: Path) -> list[str]:
+    """The lines of a page, empty where they are code."""
+    found, code = [], False
+    for line in page.read_text("utf-8").splitlines():
+        fence = line.lstrip().startswith("```")
+        found.append("" if code or fence else line)
+        code ^= fence
+    return found
+
+
+def test_no_line_within_a_paragraph_looks_like_an_item_of_a_list() -> None:
+    wrong = []
+    for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")):
+        lines = prose(page)
+        for number, (before, line) in enumerate(pairwise(lines), 2):
+            in_item = before.startswith("  ") or _ITEM.match(before)
+            in_prose = before.strip() and not before.lstrip().startswith(_ENDS_PROSE)
+            if _ITEM.match(line) and in_prose and not in_item:
+                wrong.append(f"{page.relative_to(ROOT)}:{number}: {line}")
+    assert wrong == []
+
+
+def test_a_pipe_in_a_table_is_shown_without_its_backslash() -> None:
+    spec = spec_from_file_location("docs_hooks", ROOT / "tools" / "docs_hooks.py")
+    assert spec is not None and spec.loader is not None
+    hooks = module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    page = "<p>a\\|b</p><table><td><code>x\\|y</code></td></table>"
+    shown = "<p>a\\|b</p><table><td><code>x|y</code></td></table>"
+    assert hooks.on_page_content(page, page=None) == shown

@@ -1,0 +1,17 @@
+"""What mkdocs does with our pages besides its own: table cells with a pipe, and links to the code.
+
+Pages are read on a code host as well, where a pipe within a table is written ``\\|`` even in code;
+mkdocs would show the backslash.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+_CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Take the backslash away."""
+    return _CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)
