@@ -24,6 +24,8 @@ E = TypeVar("E", bound=Enum)
 
 MAX_CHARS = 1024 * 1024  # what a ConfigMap holds
 MAX_ERRORS = 20
+#: Values that are looked at: more than MAX_CHARS can spell out, so that only anchors get there.
+MAX_VALUES = 600_000
 _MAX_WORD_CHARS = 64  # of a word that gets a suggestion
 _STR = "tag:yaml.org,2002:str"
 _BLANK = "\0 \t\r\n\x85\u2028\u2029"
@@ -90,6 +92,7 @@ class Errors:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.looked_at = 0
         self._wrong: list[tuple[int, int, str]] = []
 
     def add(self, line: int, column: int, what: str) -> None:
@@ -182,7 +185,15 @@ class Located:
         self.errors.add(line, column, f"{self.path}: {what}" if self.path else what)
 
     def inside(self, node: yaml.Node, part: str) -> Located:
-        """A node below this one: ``part`` is a key, or an index in brackets."""
+        """A node below this one: ``part`` is a key, or an index in brackets.
+
+        Raises:
+            ConfigError: the file's anchors make it too much; what was wrong before is told as well.
+        """
+        self.errors.looked_at += 1
+        if self.errors.looked_at > MAX_VALUES:
+            self.error(f"has too much below it: more than {MAX_VALUES} values, anchors repeated")
+            self.errors.raise_any()
         dot = "." if self.path and not part.startswith("[") else ""
         return Located(node, f"{self.path}{dot}{part}", self.errors)
 

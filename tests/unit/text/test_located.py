@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from enum import Enum
 
 import pytest
@@ -215,3 +216,17 @@ def test_too_many_errors_are_counted() -> None:
     lines = said(node)
     assert len(lines) == 21
     assert lines[-1] == "x.yaml: and 10 more"
+
+
+def test_what_anchors_repeat_is_bounded() -> None:
+    lists = "\n".join(f"- *a  # {number}" for number in range(700))
+    text = "first: &a [" + ", ".join(["x"] * 1000) + "]\nlists:\n" + lists + "\n"
+    found = compose(text, "doc").mapping(("first", "lists"))
+    with pytest.raises(ConfigError) as caught:
+        for each in found.nodes("lists", most=1000):
+            each.items()
+    assert re.fullmatch(
+        r"doc:\d+:\d+: lists\[\d+\](\[\d+\])?: has too much below it: more than 600000 values,"
+        r" anchors repeated",
+        str(caught.value),
+    )
