@@ -272,6 +272,7 @@ def _by_thread(samples: _Samples) -> Iterator[None]:
         thread.join()
 
 
+_UNDISTURBED_S = 10.0
 _KINDS = (ProfileKind("inuse_objects", "count"), ProfileKind("inuse_space", "bytes"))
 
 
@@ -301,21 +302,34 @@ async def heap_traced(seconds: float) -> bytes:
 
 
 def _by_type() -> bytes:
-    found: dict[type, list[int]] = {}
-    # Not the youngest: to look at a tuple that another thread is just making breaks it there.
-    for each in gc.get_objects(generation=2):
-        counts = found.setdefault(type(each), [0, 0])
-        counts[0] += 1
-        try:
-            counts[1] += sys.getsizeof(each)
-        except Exception:  # an object's own __sizeof__ may do anything
-            continue
+    # A tuple that another thread is just making (``tuple(f(x) for x in xs)``) breaks there when it
+    # is held here meanwhile: no thread may go on before everything is let go.
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(_UNDISTURBED_S)
+    try:
+        time.sleep(2 * interval_s)  # who waits by the old interval has its turn before
+        found = _counted()
+    finally:
+        sys.setswitchinterval(interval_s)
     profile = Profile(*_KINDS, taken_at=time.time())
     profile.comment("alive by type, of what the collector tracks; ?seconds=N traces where from")
     for kind, counts in found.items():
         module = str(kind.__module__)  # a property, in some classes
         profile.add([Frame(f"{module}.{kind.__qualname__}", module, 0)], counts)
     return profile.to_bytes()
+
+
+def _counted() -> dict[type, list[int]]:
+    """How many objects of each type there are, and their bytes."""
+    found: dict[type, list[int]] = {}
+    for each in gc.get_objects():
+        counts = found.setdefault(type(each), [0, 0])
+        counts[0] += 1
+        try:
+            counts[1] += sys.getsizeof(each)
+        except Exception:  # an object's own __sizeof__ may do anything
+            continue
+    return found
 
 
 def _traced(taken: tracemalloc.Snapshot, duration_s: float) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import gzip
+import os
 import signal
 import subprocess
 import sys
@@ -150,6 +151,30 @@ def test_the_heap_by_type_counts_what_is_alive() -> None:
     count, size = read.values("test_pprof.Alive")
     assert count == len(kept) and size >= 16 * count
     assert not tracemalloc.is_tracing()
+
+
+def test_the_heap_by_type_breaks_no_tuple_that_a_thread_makes() -> None:
+    over = threading.Event()
+    broken: list[SystemError] = []
+
+    def make() -> None:
+        try:
+            while not over.is_set():
+                tuple(len(os.listdir("/proc/self/fd")) for _ in range(20))
+        except SystemError as error:
+            broken.append(error)
+
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    for each in threads:
+        each.start()
+    kept: list[list[int]] = [[] for _ in range(100_000)]  # it takes a moment to look at them
+    for _ in range(3):
+        uvloop.run(heap_by_type())
+    over.set()
+    assert len(kept) == 100_000
+    for each in threads:
+        each.join()
+    assert broken == []
 
 
 def make_some() -> list[bytearray]:
