@@ -40,7 +40,7 @@ def document(name: str, **api_server: Any) -> dict[str, Any]:
         "kind": "HostedCluster",
         "metadata": {"name": name, "namespace": "clusters"},
         "spec": {
-            "release": {"image": "quay.io/openshift-release-dev/ocp-release:4.20.4-multi"},
+            "release": {"image": "registry.example.com/openshift/ocp-release:4.20.4-multi"},
             "pullSecret": {"name": "pull-secret"},
             "clusterID": str(uuid5(NAMESPACE_DNS, f"{name}.example.com")),
             "dns": {"baseDomain": "example.com"},
