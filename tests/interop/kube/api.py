@@ -108,6 +108,16 @@ class Api:
         """Get an object or a text."""
         return self.call("GET", path)
 
+    def has(self, path: str) -> bool:
+        """Whether there is an object."""
+        try:
+            self.get(path)
+        except CallFailedError as exc:
+            if exc.status != http.HTTPStatus.NOT_FOUND:
+                raise
+            return False
+        return True
+
     def is_ready(self) -> bool:
         """What /readyz says; an apiserver that does not answer is not ready."""
         try:

@@ -16,6 +16,7 @@ from kube.api import Api
 from kube.build import NO_GO, Binaries, NotBuiltError, build
 from kube.cluster import Cluster, cluster, plain_control_plane
 from kube.node_proxy_ground import Nodes, nodes
+from kube.programs import wait_until
 
 BINARIES = "kube_binaries"
 _BUILT = pytest.StashKey[Binaries | str]()
@@ -59,8 +60,10 @@ def the_cluster(kube_binaries: Binaries) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def kube_api(kube_binaries: Binaries) -> Iterator[Api]:
-    """A kube-apiserver on loopback that any test may use, with nothing in it yet."""
+    """A kube-apiserver on loopback that any test may use, with nothing but its own in it yet."""
     with plain_control_plane(kube_binaries) as (control_plane, _), control_plane.apiserver() as api:
+        own = "/api/v1/namespaces/default/services/kubernetes"  # made a moment after it is ready
+        wait_until(lambda: api.has(own), "kube-apiserver has made its own Service")
         yield api
 
 

@@ -141,21 +141,11 @@ def test_what_kube_apiserver_writes_is_what_we_say(advertising: Api) -> None:
         f"--advertise-address={ADDRESS}",
         f"--secure-port={api.port}",
     ]
-    wait_until(lambda: exists(api, SLICE), "kube-apiserver has written its endpoints")
+    wait_until(lambda: api.has(SLICE), "kube-apiserver has written its endpoints")
     ours, theirs = plan.documents[0], api.get(SLICE)
     assert contains(theirs, ours), theirs
     assert contains(api.get(ENDPOINTS), plan.documents[1]), api.get(ENDPOINTS)
     assert ask(api) == (HostPort(ADDRESS, api.port),)
-
-
-def exists(api: Api, path: str) -> bool:
-    try:
-        api.get(path)
-    except CallFailedError as exc:
-        if exc.status != 404:
-            raise
-        return False
-    return True
 
 
 # The whole of it: kube-apiserver, server, agent, and a node that asks.
@@ -177,7 +167,7 @@ def test_a_node_finds_kube_apiserver_through_its_agent(
         target = f"--target={api.port}:localhost:{api.port}"
         agent = programs.agent(server, gate, f"--bind-address={ADDRESS}", target)
         agent.wait_log("accepting connections from the node")
-        wait_until(lambda: exists(api, SLICE), "kube-apiserver has written its endpoints")
+        wait_until(lambda: api.has(SLICE), "kube-apiserver has written its endpoints")
         path = write(tmp_path, api, ADDRESS, tls_server_name="localhost")
         found = api.kubectl(f"--kubeconfig={path}", "auth", "whoami", "-o=json")
         assert json.loads(found)["status"]["userInfo"]["username"] == "admin"

@@ -124,16 +124,8 @@ def test_rights_are_enough(ground: Ground) -> None:
     with server.up():
         server.wait_for(lambda: server.log.count("lease held") == 2, "it has its Lease again")
         os.kill(server.pid, signal.SIGTERM)
-        wait_until(lambda: not exists(ground.api, f"{LEASES}/{LEASE}"), "the Lease is given back")
+        wait_until(lambda: not ground.api.has(f"{LEASES}/{LEASE}"), "the Lease is given back")
     assert "forbidden" not in server.log.lower(), server.log
-
-
-def exists(api: Api, path: str) -> bool:
-    try:
-        return bool(api.get(path))
-    except CallFailedError as exc:
-        assert exc.status == http.HTTPStatus.NOT_FOUND
-        return False
 
 
 @pytest.mark.parametrize("account", ["isthmus-server", "isthmus-agent"])
