@@ -8,10 +8,13 @@ How to write a program
     its ``doctor.py`` (layout.py), how it is run in a cluster its ``command_manifest.py`` and
     ``render_chart.py``, made of what is in ``isthmus.manifests``.
     Its settings derive from ``CarrierSettings``, which has what operator ports, tracing and the
-    memory budget need, and asks for ``admin`` and ``workers``. Its view has ``version``,
-    ``taken_at``, ``uptime_s``, ``draining`` and ``certificates``, which the lifecycle fills in,
-    and what ``ProgramView`` asks for, which parts give (``TunnelsPart`` where there are tunnels).
-    The smallest to read is ``sni_router``.
+    memory budget need, and asks for ``admin`` and ``workers``; their ``validate`` calls
+    ``check_carrier``, ``check_port`` and whatever else is to hold: nobody asks again behind it.
+    Its view has ``version``, ``taken_at``, ``uptime_s``, ``draining`` and ``certificates``, which
+    the lifecycle fills in, and what ``ProgramView`` asks for, which parts give: ``TunnelsPart``, or
+    where there are no tunnels a part of its own, ``totals`` and an empty ``tunnels``.
+    Metrics of a few lines stand in its ``program.py``: tools/shape refuses a module of fewer than
+    60 lines that only one other imports. The smallest program to read is ``sni_router``.
     Its ``program.py`` has ``parts(ground)``, which makes the parts, foundations first::
 
         def parts(ground: Ground[SniRouterSettings, SniRouterMetrics]) -> tuple[Part, ...]:
