@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 from clients import Client, connect_uds, echo_target, free_port, tunnel
@@ -135,7 +136,14 @@ class Agent:
 
     @property
     def known_servers(self) -> int:
-        return int(json.loads(http_get(self.admin_port, "/snapshot")[1])["knownServers"])
+        """0 while it has not begun to listen."""
+        try:
+            said = http_get(self.admin_port, "/snapshot")[1]
+        except URLError as exc:
+            if not isinstance(exc.reason, ConnectionRefusedError):
+                raise
+            return 0
+        return int(json.loads(said)["knownServers"])
 
     @property
     def metrics(self) -> str:
