@@ -53,7 +53,7 @@ def _is_missing(path: str) -> bool:
         found = os.stat(path)
     except (FileNotFoundError, NotADirectoryError):
         return True
-    except (OSError, ValueError):  # which is said when it is read
+    except (OSError, ValueError):  # reading it reports the error
         return False
     return stat.S_ISREG(found.st_mode) and not found.st_size
 

@@ -468,7 +468,7 @@ class DocumentFields:
         return default if read is None else read
 
     def plain(self, path: str) -> str:
-        """A text as it is; empty where there is none, or something else that is said elsewhere."""
+        """A text as it is; empty where there is none, or no text, which other checks report."""
         node = self.get(path)
         return str(node.node.value) if node is not None and node.is_text else ""
 

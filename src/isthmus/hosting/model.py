@@ -1,7 +1,7 @@
 """What is published of a hosted control plane, how, and who can reach it: the values of a plan.
 
-The words are HyperShift's. What each version of its API publishes is declared in models.py; how a
-document becomes these values is said in document.py.
+The words are HyperShift's. What each version of its API publishes is declared in models.py;
+document.py reads a document into these values.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Rules about a change: what cannot become something else while the cluster exists.
 
-Most of it the CRD refuses. Where a field is added or removed, the CRD compares nothing; what takes
-effect is compared here. How to come to what can be had is said in changes.py.
+Most of it the CRD refuses. Where a field is added or removed, the CRD compares nothing; this
+module compares what takes effect. The steps of a possible change are in changes.py.
 """
 
 from __future__ import annotations
