@@ -20,10 +20,10 @@ REQUESTERS = (
 )
 REASONS = ("connection refused", "timed out", "name not resolved", "no agent available")
 STALLS = (
-    "client stopped reading; 262144 bytes held for 12 s",
-    "target stopped reading (no credit on the link); 65536 bytes held for 48 s",
+    "client stopped reading; 256KiB held for 12s",
+    "target stopped reading (no credit on the link); 64KiB held for 48s",
 )
-SLOW = "client reads slowly, 300 kB/s; 262144 bytes wait"
+SLOW = "client reads slowly, 293KiB/s; 256KiB held"
 
 
 def rfc3339(when: datetime) -> str:

@@ -61,7 +61,7 @@ def test_a_servers_page_shows_a_tunnel_that_moves(browser: Browser, linked: Stac
         browser.wait(lambda: browser.all(row_of(target.name)), "the tunnel is shown")
         echoed(client, 123_000)
         sent = f"{row_of(target.name)} .sent"
-        browser.wait(lambda: browser.text(sent) == "123 kB", "its bytes are shown")
+        browser.wait(lambda: browser.text(sent) == "120KiB", "its bytes are shown")
 
         def goes_on() -> bool:
             echoed(client, 10_000)
@@ -263,7 +263,7 @@ def test_a_tunnel_that_one_server_relays_through_another_is_one_tunnel(
         assert browser.text("#tunnel-count") == "1"
         assert browser.all(".way[aria-label^='cp-1 to cp-2']")
         echoed(client, 123_000)
-        browser.wait(lambda: browser.text(f"{row} .sent") == "123 kB", "its bytes are shown")
+        browser.wait(lambda: browser.text(f"{row} .sent") == "120KiB", "its bytes are shown")
         browser.click(row)
         browser.click("#details-end")
         browser.click("#end-yes")
@@ -282,7 +282,7 @@ def test_two_thousand_real_tunnels(browser: Browser, linked: Stack) -> None:
         browser.js("window.__longTasks.length = 0")
         for client in clients:
             client.send(b"x" * 1000)
-        browser.wait(lambda: browser.text("#sum-target-note") == "2.00 MB in all", "all moved")
+        browser.wait(lambda: browser.text("#sum-target-note") == "1.9MiB in all", "all moved")
         rows = browser.js("return document.querySelectorAll('#tunnel-rows .row').length")
         assert rows < 60
         print(f"2,000 real tunnels: {rows} rows, long tasks {browser.js('return __longTasks')} ms")

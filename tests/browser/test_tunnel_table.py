@@ -102,7 +102,7 @@ def test_what_moves_is_sorted_anew_but_not_under_the_pointer(
     browser.wait(lambda: targets(browser)[0] == "a.example:443", "the largest comes first")
     ActionChains(browser.driver).move_to_element(browser.find("#tunnel-rows .row")).perform()
     feed.send("delta", scene.delta(tunnels={"moved": [[3, 999_000, 0]]}))
-    browser.wait(lambda: "999 kB" in browser.text("#tunnel-rows"), "the bytes are drawn")
+    browser.wait(lambda: "976KiB" in browser.text("#tunnel-rows"), "the bytes are drawn")
     assert targets(browser)[0] == "a.example:443"
     ActionChains(browser.driver).move_to_element(browser.find("h1")).perform()
     browser.wait(lambda: targets(browser)[0] == "c.example:443", "the largest comes first again")
@@ -112,7 +112,7 @@ def test_tunnels_come_change_and_go_with_the_feed(
     browser: Browser, feed: FakeFeed, scene: scenes.Scene
 ) -> None:
     opened(browser, feed)
-    why = "client stopped reading; 262144 bytes held for 12 s"
+    why = "client stopped reading; 256KiB held for 12s"
     second = {**scene.snapshot["tunnels"][1], "state": "stalled", "stalled": why}
     new = {**scene.snapshot["tunnels"][0], "id": 9, "target": "d.example:443", "ageSeconds": 0.1}
     feed.send("delta", scene.delta(tunnels={"set": [second, new], "gone": [1]}))

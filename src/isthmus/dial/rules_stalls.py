@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from isthmus.text.units import age, rate, size
+
 STALLED_AFTER_S = 5.0
 #: A reader that takes less has its rate told; one that takes more is nobody's concern.
 SLOW_BELOW_BYTES_S = 1_000_000
@@ -116,9 +118,9 @@ def why_stalled(
     """
     if link_stuck_s >= after_s:
         waiting = to_client.bytes + to_target.bytes
-        return f"link makes no progress; {waiting} bytes held for {link_stuck_s:.0f} s"
+        return f"link makes no progress; {size(waiting)} held for {age(link_stuck_s)}"
     return " and ".join(
-        f"{who} stopped reading{_where(held)}; {held.bytes} bytes held for {held.for_s:.0f} s"
+        f"{who} stopped reading{_where(held)}; {size(held.bytes)} held for {age(held.for_s)}"
         for who, held in _sides(to_client, to_target)
         if held.stopped(after_s)
     )
@@ -129,7 +131,7 @@ def why_slow(
 ) -> str:
     """Say in one sentence whose reading keeps bytes waiting; empty if nobody's does."""
     return " and ".join(
-        f"{who} reads slowly{_where(held)}, {_speed(held.rate or 0.0)}; {held.bytes} bytes wait"
+        f"{who} reads slowly{_where(held)}, {_speed(held.rate or 0.0)}; {size(held.bytes)} held"
         for who, held in _sides(to_client, to_target)
         if held.slow(after_s)
     )
@@ -144,7 +146,6 @@ def _where(held: Held) -> str:
     return " (no credit on the link)" if held.no_credit else ""
 
 
-def _speed(rate: float) -> str:
-    # Two digits: what a reader takes changes a little from look to look.
-    rounded = float(f"{rate:.2g}")
-    return f"{rounded / 1000:g} kB/s" if rounded >= 1000 else f"{rounded:.0f} B/s"
+def _speed(per_second: float) -> str:
+    # Two digits: the speed of a reader changes a little from look to look.
+    return rate(float(f"{per_second:.2g}"))

@@ -23,8 +23,7 @@ from isthmus.lab.topology import (
     Topology,
     Wall,
 )
-
-UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+from isthmus.text.units import size, took
 
 
 class ProcessMark(Enum):
@@ -277,26 +276,6 @@ def _hosts(topology: Topology, name: str) -> frozenset[str]:
     )
 
 
-def bytes_text(count: int) -> str:
-    """Write a number of bytes with at most three digits: ``0 B``, ``1.2 kB``, ``340 MB``."""
-    value = float(count)
-    for unit in UNITS:
-        if value < 999.5 or unit == UNITS[-1]:
-            break
-        value /= 1000
-    digits = 1 if unit != "B" and value < 9.95 else 0
-    return f"{value:.{digits}f} {unit}"
-
-
-def rtt_text(seconds: float) -> str:
-    """Write a round trip: ``40 µs``, ``0.4 ms``, ``101 ms``, ``1.5 s``."""
-    if seconds < 0.0001:
-        return f"{seconds * 1e6:.0f} µs"
-    if seconds < 0.01:
-        return f"{seconds * 1e3:.1f} ms"
-    return f"{seconds * 1e3:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
-
-
 def shape_text(shape: LineShape | None) -> str:
     """Write what a line does to frames: ``50 ms, 1 % loss, 20 Mbit/s``; empty if nothing."""
     if shape is None:
@@ -316,8 +295,8 @@ def counted(number: int, what: str) -> str:
 
 def flow_text(to_target: int | None, to_client: int | None) -> str:
     """Write the bytes each way: up towards the target, down towards the client."""
-    up = "" if to_target is None else f"↑ {bytes_text(to_target)}"
-    down = "" if to_client is None else f"↓ {bytes_text(to_client)}"
+    up = "" if to_target is None else f"↑ {size(to_target)}"
+    down = "" if to_client is None else f"↓ {size(to_client)}"
     return f"{up} {down}".strip()
 
 
@@ -330,7 +309,7 @@ def link_texts(link: LiveLink) -> tuple[str, ...]:
             "" if link.well else (link.state or "state unknown"),
             counted(link.open, "tunnel") + (f", {stalled} stalled" if stalled else ""),
             flow_text(link.to_agent, link.to_server),
-            "" if link.rtt_s is None else f"rtt {rtt_text(link.rtt_s)}",
+            "" if link.rtt_s is None else f"rtt {took(link.rtt_s)}",
         )
         if part
     )

@@ -23,9 +23,9 @@ from isthmus.lab.picture import (
     counted,
     flow_text,
     link_texts,
-    rtt_text,
 )
 from isthmus.lab.picture_live import LiveLink, LiveTunnel
+from isthmus.text.units import took
 
 MIN_WIDTH = 60
 TUNNELS_SHOWN = 10
@@ -436,5 +436,5 @@ def _notes(links: Sequence[LiveLink]) -> tuple[str, ...]:
         flow_text(
             sum(link.to_agent or 0 for link in links), sum(link.to_server or 0 for link in links)
         ),
-        *([f"rtt {rtt_text(min(known))}"] if known else []),
+        *([f"rtt {took(min(known))}"] if known else []),
     )

@@ -56,7 +56,7 @@ def test_last_bytes_that_nobody_reads_are_swept_away_in_time() -> None:
     table.sweep(loop.time())
     (view,) = table.views(10)
     assert view.frontend == "test"
-    assert view.stalled == "client stopped reading; 70000 bytes held for 299 s"
+    assert view.stalled == "client stopped reading; 68KiB held for 4m59s"
     loop.time.advance(2)
     table.sweep(loop.time())
     assert client.aborted is Ending.TIMED_OUT
@@ -101,7 +101,7 @@ def test_a_reader_that_empties_its_sink_between_two_looks_is_still_slow() -> Non
         loop.time.advance(1.0)
         (view,) = table.views(10)
         assert view.stalled == ""
-    assert view.slow == "client reads slowly, 50 kB/s; 50000 bytes wait"
+    assert view.slow == "client reads slowly, 49KiB/s; 49KiB held"
 
 
 def test_an_operator_ends_a_tunnel() -> None:

@@ -143,7 +143,7 @@ ISOLATED_LIVE = LiveState(
                     "web.default.svc:80",
                     frontend="grpc",
                     state="stalled",
-                    stalled="client stopped reading; 262144 bytes held for 12 s",
+                    stalled="client stopped reading; 256KiB held for 12s",
                 ),
                 tunnel(3, "node:10250", state="half-closed", bytesToTarget=98_765_432),
             ],
@@ -216,7 +216,7 @@ HA_LIVE = LiveState(
         "server2": server_snapshot(
             "server2",
             [link(4, "agent1"), link(7, "agent2", state="stuck", streams=1)],
-            [tunnel(9, "node2:7", 7, stalled="link makes no progress; 9000 bytes held for 8 s")],
+            [tunnel(9, "node2:7", 7, stalled="link makes no progress; 8.8KiB held for 8s")],
         ),
     },
 )

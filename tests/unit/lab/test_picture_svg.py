@@ -223,8 +223,8 @@ def test_numbers_and_stalls_are_on_the_link() -> None:
     root = ET.fromstring(svg(picture(ISOLATED, ISOLATED_LIVE)))
     (group,) = groups(root, "link")
     assert [one.text for one in group.findall(f"{NS}text")] == [
-        "3 tunnels, 1 stalled · rtt 101 ms",
-        "↑ 1.2 MB ↓ 346 MB",
+        "3 tunnels, 1 stalled · rtt 101ms",
+        "↑ 1.2MiB ↓ 330MiB",
         "!",
     ]
     runs = [one for one in root.iter(f"{NS}path") if one.attrib["class"] == "run"]

@@ -88,7 +88,7 @@ def test_too_many_links_share_lanes() -> None:
 def test_numbers_are_on_the_agents_line() -> None:
     text = draw(picture(ISOLATED, ISOLATED_LIVE), color=False)
     (line,) = [one for one in text.splitlines() if "● agent" in one]
-    assert "╞══ 3 tunnels, 1 stalled · ↑ 1.2 MB ↓ 346 MB · rtt 101 ms ═" in line
+    assert "╞══ 3 tunnels, 1 stalled · ↑ 1.2MiB ↓ 330MiB · rtt 101ms ═" in line
     narrow = draw(picture(ISOLATED, ISOLATED_LIVE), width=80, color=False)
     (line,) = [one for one in narrow.splitlines() if "● agent" in one]
     assert "╞══ 3 tunnels, 1 stalled ═" in line

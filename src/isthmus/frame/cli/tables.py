@@ -1,4 +1,4 @@
-"""What commands print: tables as kubectl prints them, numbers as people read them, safe texts.
+"""What commands print: tables as kubectl prints them, bars, and texts that are safe on a terminal.
 
 No boxes and upper-case heads, so that a line can be cut by ``awk`` and read by a person. What a
 peer may have put into a cell cannot write to the terminal.
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 GAP = "   "
 T = TypeVar("T", str | None, tuple[str, ...])
 F = TypeVar("F", bound=Callable[..., object])
-UNKNOWN = "-"
 TEXT, WIDE, JSON, YAML = "text", "wide", "json", "yaml"
 FORMATS = (TEXT, JSON, YAML)
 _OUTPUT = ("-o", "--output")
@@ -35,7 +34,6 @@ _OUTPUT_SAYS: dict[str, Any] = {
 #: Of output that is no terminal: what is wider is folded.
 _PIPE_WIDTH = 200
 _BARS = "▁▂▃▄▅▆▇█"
-_SIZES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def output_parameter(formats: Sequence[str] = FORMATS) -> click.Option:
@@ -123,60 +121,6 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
-
-
-_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
-
-
-def age(seconds: float | None) -> str:
-    """Write a duration in at most two units, fewer the longer it is: 45s, 5m12s, 3h, 12d."""
-    if seconds is None:
-        return UNKNOWN
-    whole = max(0, int(seconds))
-    if whole < 2 * _MINUTE:
-        return f"{whole}s"
-    if whole < 10 * _MINUTE:
-        return _two(whole, _MINUTE, "m", 1, "s")
-    if whole < 3 * _HOUR:
-        return f"{whole // _MINUTE}m"
-    if whole < 8 * _HOUR:
-        return _two(whole, _HOUR, "h", _MINUTE, "m")
-    if whole < 2 * _DAY:
-        return f"{whole // _HOUR}h"
-    if whole < 8 * _DAY:
-        return _two(whole, _DAY, "d", _HOUR, "h")
-    return f"{whole // _DAY}d"
-
-
-def _two(whole: int, large: int, name: str, small: int, rest_name: str) -> str:
-    rest = whole % large // small
-    return f"{whole // large}{name}{rest}{rest_name}" if rest else f"{whole // large}{name}"
-
-
-def size(count: float | None) -> str:
-    """Write bytes with three digits or so: 512B, 1.5KiB, 23MiB."""
-    if count is None:
-        return UNKNOWN
-    amount = float(count)
-    for unit in _SIZES:
-        if abs(amount) < 1024 or unit == _SIZES[-1]:
-            break
-        amount /= 1024
-    shown = f"{amount:.1f}" if unit != "B" and amount < 9.95 else f"{amount:.0f}"
-    return f"{shown}{unit}"
-
-
-def rate(per_second: float | None) -> str:
-    """Write bytes per second."""
-    return UNKNOWN if per_second is None else f"{size(per_second)}/s"
-
-
-def milliseconds(seconds: float | None) -> str:
-    """Write a round trip."""
-    if seconds is None:
-        return UNKNOWN
-    shown = seconds * 1000
-    return f"{shown:.1f}ms" if shown < 9.95 else f"{shown:.0f}ms"
 
 
 def bars(values: Sequence[float], width: int = 30) -> str:

@@ -168,7 +168,9 @@ async def dial(
 ) -> Connection:
     """Choose a network and open a connection."""
     context = choose(service, target, network, tell)
+    from isthmus.text.units import took
+
     started_at = time.monotonic()
     connection = await service.dialer(context).dial("tcp", target, timeout_s=timeout_s)
-    tell(f"connected to {target} in {(time.monotonic() - started_at) * 1000:.0f} ms")
+    tell(f"connected to {target} in {took(time.monotonic() - started_at)}")
     return connection

@@ -15,6 +15,7 @@ from isthmus.frame.model.snapshot import LinkState
 from isthmus.frame.patient import READINESS, Patient, Running
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import ServerSettings
+from isthmus.text.units import took
 from isthmus.tools.doctor.limits import Metrics
 
 _SLOW_S = 1.0
@@ -82,7 +83,7 @@ def judge_link(link: Mapping[str, Any], about: str) -> Finding:
         return asked.warn(f"it is {state}", "look again in a moment")
     if not isinstance(rtt, int | float):
         return asked.ok(f"{state}, not pinged yet")
-    seen = f"{state}, answers pings in {rtt * 1000:.0f} ms"
+    seen = f"{state}, answers pings in {took(rtt)}"
     if rtt > _SLOW_S:
         return asked.warn(seen, "see the path between the two, and the CPU of both ends")
     return asked.ok(seen)

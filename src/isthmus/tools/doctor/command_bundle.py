@@ -73,6 +73,7 @@ def command(admin: AdminFlags, path: str | None, include_audit: bool, force: boo
 
 def _write(bundle: Bundle, path: str, *, force: bool) -> None:
     from isthmus.frame.private_file import write_private
+    from isthmus.text.units import size
     from isthmus.tools.doctor.bundle import described
 
     content = bundle.to_bytes()
@@ -81,9 +82,8 @@ def _write(bundle: Bundle, path: str, *, force: bool) -> None:
         sys.stdout.buffer.flush()
     else:
         write_private(path, content, force=force)
-    size = f"{len(content) / 1024:.0f} KiB"
     where = "standard output" if path == "-" else os.path.abspath(path)
-    click.echo(f"{where}: {len(bundle.members)} files, {size}", err=True)
+    click.echo(f"{where}: {len(bundle.members)} files, {size(len(content))}", err=True)
     for line in described(bundle):
         click.echo(f"  {one_line(line)}", err=True)
     click.echo(

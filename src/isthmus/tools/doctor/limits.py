@@ -15,12 +15,12 @@ from prometheus_client.samples import Sample
 from isthmus.frame.finding import Asked, CheckId, Finding
 from isthmus.frame.patient import Patient
 from isthmus.net.descriptors import kept_back
+from isthmus.text.units import size
 
 #: A tunnel takes two; below the first a program hardly starts, below the second it is soon full.
 _LEAST_FILES, _FEW_FILES = 1024, 8192
 _NEARLY, _FULL = 0.8, 0.95
 _LEAST_MEMORY = 128 * 1024 * 1024
-_MIB = 1024 * 1024
 _CGROUP = Path("/sys/fs/cgroup")
 _LATE_S = 0.5
 _LATE_SHARE = 0.01
@@ -145,7 +145,7 @@ def judge_memory(asked: Asked, memory: MemoryUse | None) -> Finding:
     """Is there enough of it?"""
     if memory is None:
         return asked.ok("none")
-    seen = f"{memory.limit // _MIB} MiB, {memory.used // _MIB} MiB in use"
+    seen = f"{size(memory.limit)}, {size(memory.used)} in use"
     todo = "raise the memory limit (resources.limits.memory, MemoryMax=)"
     if memory.kills:
         return asked.fail(f"{seen}; the kernel killed {memory.kills} times for it", todo)

@@ -14,6 +14,7 @@ from isthmus.frame.layout import Peer
 from isthmus.frame.patient import Patient
 from isthmus.net.resolver import srv_targets
 from isthmus.net.rules_proxies import ProxyAddress, ProxyRules
+from isthmus.text.units import took
 from isthmus.tools.doctor.certificates import judge_expiry, judge_skew, listed
 from isthmus.tools.doctor.configuration import environ_of
 from isthmus.tools.doctor.layout import layout_of
@@ -67,12 +68,12 @@ def judge_name(asked: Asked, resolved: Resolved, proxy: ProxyAddress | None) -> 
             "see the name's spelling, /etc/resolv.conf, and the DNS policy of a pod",
         )
     seen = ", ".join(address for _, address in resolved.places)
-    took = f"{resolved.took_s * 1000:.0f} ms"
+    needed = took(resolved.took_s)
     if resolved.took_s > _SLOW_S:
         return asked.warn(
-            f"{seen}, after {took}", "see which server of /etc/resolv.conf does not answer"
+            f"{seen}, after {needed}", "see which server of /etc/resolv.conf does not answer"
         )
-    return asked.ok(f"{seen}, in {took}")
+    return asked.ok(f"{seen}, in {needed}")
 
 
 def resolved_peers(patient: Patient) -> Sequence[Resolved]:
@@ -147,7 +148,7 @@ def judge_attempt(note: Attempt, patient: Patient) -> Iterator[Finding]:
         failure = note.failure or DialFailure.INTERNAL
         yield asked.fail(note.trouble, _CONNECT_ADVICE[failure])
         return
-    yield asked.ok(f"connected in {note.connect_s * 1000:.0f} ms")
+    yield asked.ok(f"connected in {took(note.connect_s)}")
     if note.peer.files is None:
         return
     asked = Asked(CheckId.TLS, where, "began TLS as the program does")

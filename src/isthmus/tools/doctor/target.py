@@ -19,6 +19,7 @@ from isthmus.frame.patient import Patient
 from isthmus.net.connect import FAILURE_OF_ERRNO
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.settings import GRPC, ServerSettings
+from isthmus.text.units import took
 from isthmus.values import HostPort, is_address
 
 _NETWORK = "cluster"
@@ -81,7 +82,7 @@ def _through(settings: ServerSettings, target: HostPort, timeout_s: float) -> Fi
         return asked.fail(f"{STEPS[error.reason]}{detail}", DIAL_ADVICE[error.reason])
     except (ConfigError, OSError) as error:
         return asked.fail(str(error), "see that the server runs")
-    return asked.ok(f"connected in {(time.monotonic() - started) * 1000:.0f} ms")
+    return asked.ok(f"connected in {took(time.monotonic() - started)}")
 
 
 async def _dial(connection: NetworkConnection, target: HostPort, timeout_s: float) -> None:
@@ -108,8 +109,8 @@ def _from_here(settings: AgentSettings, target: HostPort, timeout_s: float) -> F
         started = time.monotonic()
         try:
             with socket.create_connection((address, target.port), timeout_s):
-                took = time.monotonic() - started
-                return asked.ok(f"connected to {address} in {took * 1000:.0f} ms")
+                needed = took(time.monotonic() - started)
+                return asked.ok(f"connected to {address} in {needed}")
         except TimeoutError:
             failure, seen = DialFailure.TIMED_OUT, f"{address} did not answer"
         except OSError as error:

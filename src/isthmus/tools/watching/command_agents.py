@@ -101,7 +101,7 @@ def _state(draining: bool, links: list[str]) -> str:
 
 
 def _cells(row: dict[str, Any], heads: list[str]) -> list[str]:
-    from isthmus.frame.cli.tables import age, milliseconds
+    from isthmus.text.units import age, took
 
     by_head = {
         "ID": row["id"],
@@ -111,7 +111,7 @@ def _cells(row: dict[str, Any], heads: list[str]) -> list[str]:
         "NETWORK": row["network"],
         "TUNNELS": row.get("tunnels"),
         "LINKS": row.get("links"),
-        "PING": milliseconds(row.get("rttSeconds")),
+        "PING": took(row.get("rttSeconds")),
         "STATE": row["state"],
         "AGE": age(row["ageSeconds"]),
         "IDENTITY": row.get("identity"),

@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from isthmus.frame.cli.tables import (
-    age,
     bars,
     coloured,
     counted,
     one_line,
     output_option,
-    rate,
-    size,
 )
 from isthmus.net.rules_expiry import Standing
+from isthmus.text.units import age, rate, size
 from isthmus.tools.watching.admin_flags import FORMATS_OF_TABLES, AdminFlags, admin_options
 from isthmus.tools.watching.status_report import BudgetUse, Recent, Report, ends_when
 

@@ -14,17 +14,15 @@ from click.core import ParameterSource
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.tables import (
-    age,
     filled,
     one_line,
     output_option,
     print_data,
     print_table,
-    rate,
-    size,
     table_lines,
 )
 from isthmus.frame.model.snapshot import camel
+from isthmus.text.units import age, rate, size
 from isthmus.tools.watching.admin_flags import FORMATS_OF_TABLES, AdminFlags, admin_options
 from isthmus.tools.watching.tunnel_rows import TunnelRow
 
@@ -236,8 +234,6 @@ def _confirm(row: TunnelRow) -> None:
         ConfigError: nobody can be asked.
         click.Abort: it is not.
     """
-    from isthmus.frame.cli.tables import age
-
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError("nobody can be asked without a terminal; give --yes to end the tunnel")
     who = one_line(f"{row.requester or 'somebody'} to {row.target}")

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from isthmus.frame.cli.tables import age, counted
+from isthmus.frame.cli.tables import counted
 from isthmus.net.rules_expiry import Standing, standing
+from isthmus.text.units import age
 from isthmus.tools.watching.looking import items, number, text
 
 STEPS_SHOWN = 30  # five minutes, in steps of ten seconds

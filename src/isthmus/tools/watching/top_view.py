@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from isthmus.frame.cli.tables import GAP, age, counted, one_line, rate, size, table_lines
+from isthmus.frame.cli.tables import GAP, counted, one_line, table_lines
 from isthmus.programs import programs
+from isthmus.text.units import age, rate, size
 from isthmus.tools.watching.looking import Seen, items, number, text
 from isthmus.tools.watching.tunnel_rows import SORTS, Key, TunnelRow
 

@@ -1,56 +1,11 @@
-"""Numbers as people read them, and tables that a line of awk can cut."""
+"""Bars and counts, and tables that a line of awk can cut."""
 
 from __future__ import annotations
 
-import pytest
-
-from isthmus.frame.cli.tables import age, bars, counted, milliseconds, rate, size, table_lines
+from isthmus.frame.cli.tables import bars, counted, table_lines
 
 
-@pytest.mark.parametrize(
-    ("seconds", "written"),
-    [
-        (None, "-"),
-        (-1, "0s"),
-        (0.9, "0s"),
-        (119.9, "119s"),
-        (120, "2m"),
-        (312, "5m12s"),
-        (600, "10m"),
-        (3 * 3600 - 1, "179m"),
-        (3 * 3600, "3h"),
-        (3 * 3600 + 61, "3h1m"),
-        (8 * 3600 + 61, "8h"),
-        (2 * 86_400 - 1, "47h"),
-        (2 * 86_400 + 3600, "2d1h"),
-        (400 * 86_400, "400d"),
-    ],
-)  # as kubectl's HumanDuration, up to two years
-def test_age(seconds: float | None, written: str) -> None:
-    assert age(seconds) == written
-
-
-@pytest.mark.parametrize(
-    ("count", "written"),
-    [
-        (None, "-"),
-        (0, "0B"),
-        (1023, "1023B"),
-        (1024, "1.0KiB"),
-        (1536, "1.5KiB"),
-        (10 * 1024, "10KiB"),
-        (23 << 20, "23MiB"),
-        (5 << 60, "5120PiB"),
-    ],
-)
-def test_size(count: float | None, written: str) -> None:
-    assert size(count) == written
-
-
-def test_rates_round_trips_and_counts() -> None:
-    assert rate(None) == "-" and rate(2048) == "2.0KiB/s"
-    assert milliseconds(None) == "-"
-    assert milliseconds(0.0005) == "0.5ms" and milliseconds(0.0421) == "42ms"
+def test_counts_have_their_word() -> None:
     assert counted(1, "agent") == "1 agent" and counted(0, "agent") == "0 agents"
 
 

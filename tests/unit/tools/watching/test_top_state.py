@@ -167,7 +167,7 @@ def test_long_names_leave_room_for_the_figures() -> None:
 
 def test_what_the_bottom_line_says() -> None:
     state = state_of(1)
-    state.take([row(1, stalled="client stopped reading; 9 bytes held for 7 s")])
+    state.take([row(1, stalled="client stopped reading; 9B held for 7s")])
     lines = draw(state)
     assert "client stopped reading" in lines[-1].text
     press(state, "/", "x")

@@ -3,15 +3,15 @@
 // A shape takes series and a width, and gives {paths: [{key, class, d}], lines: [[y, value]]}; a
 // line without a value is the zero.
 
-import { niceTop } from "./units.js";
+import { niceTop, niceTopOfBytes } from "./units.js";
 
 export const COLUMNS = 90;
 export const HEIGHT = 96;
 
 export const SHAPES = {
-  /** One above the line and one below it: two directions, told apart by place. */
+  /** Bytes: one above the line and one below it, two directions told apart by place. */
   mirror([up, down], width) {
-    const top = niceTop(Math.max(...up.values, ...down.values, 1000));
+    const top = niceTopOfBytes(Math.max(...up.values, ...down.values, 1024));
     const middle = HEIGHT / 2;
     const paths = [up, down].map((series, index) => {
       const scale = (value) => round(middle + (index ? 1 : -1) * (value / top) * (middle - 2));

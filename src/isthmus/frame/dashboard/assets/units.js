@@ -1,22 +1,22 @@
 // Numbers as people read them: bytes, rates, durations, days. Pure.
 
-const STEPS = ["B", "kB", "MB", "GB", "TB", "PB"];
+const STEPS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+const [MINUTE, HOUR, DAY] = [60, 3600, 86400];
 
-/** "812 B", "1.24 MB": three digits that matter, so that a column of them keeps its width. */
+/** "512B", "1.5KiB", "23MiB": as the commands write bytes, see text/units.py. */
 export function bytes(count) {
   let value = Math.max(0, count || 0);
   let step = 0;
-  while (value >= 999.5 && step < STEPS.length - 1) {
-    value /= 1000;
+  while (value >= 1023.5 && step < STEPS.length - 1) {
+    value /= 1024;
     step += 1;
   }
-  const digits = step === 0 || value >= 99.95 ? 0 : value >= 9.995 ? 1 : 2;
-  return `${value.toFixed(digits)} ${STEPS[step]}`;
+  return `${value.toFixed(step > 0 && value < 9.95 ? 1 : 0)}${STEPS[step]}`;
 }
 
-/** Bytes a second; a dash where nothing moves, which is quieter than a zero. */
+/** Bytes per second: "0B/s", "1.5KiB/s"; a dash where the rate is unknown. */
 export function rate(perSecond) {
-  return perSecond >= 0.5 ? `${bytes(perSecond)}/s` : "–";
+  return perSecond === null || perSecond === undefined ? "-" : `${bytes(perSecond)}/s`;
 }
 
 /** "0.4", "12", "1,204": events a second. */
@@ -34,21 +34,30 @@ export function plural(value, one, many = `${one}s`) {
   return `${count(value)} ${value === 1 ? one : many}`;
 }
 
-/** "4s", "3m 07s", "5h 12m", "2d 4h": the two units that matter. */
+/** "45s", "5m12s", "3h", "12d": an age as kubectl writes it, in two units at most. */
 export function duration(seconds) {
   const whole = Math.max(0, Math.floor(seconds || 0));
-  if (whole < 60) return `${whole}s`;
-  if (whole < 3600) return `${Math.floor(whole / 60)}m ${pad(whole % 60)}s`;
-  if (whole < 86400) return `${Math.floor(whole / 3600)}h ${pad(Math.floor(whole / 60) % 60)}m`;
-  return `${Math.floor(whole / 86400)}d ${Math.floor(whole / 3600) % 24}h`;
+  if (whole < 2 * MINUTE) return `${whole}s`;
+  if (whole < 10 * MINUTE) return two(whole, MINUTE, "m", 1, "s");
+  if (whole < 3 * HOUR) return `${Math.floor(whole / MINUTE)}m`;
+  if (whole < 8 * HOUR) return two(whole, HOUR, "h", MINUTE, "m");
+  if (whole < 2 * DAY) return `${Math.floor(whole / HOUR)}h`;
+  if (whole < 8 * DAY) return two(whole, DAY, "d", HOUR, "h");
+  return `${Math.floor(whole / DAY)}d`;
 }
 
-/** A round trip: "0.21 ms", "14 ms", "1.2 s". */
+function two(whole, large, name, small, restName) {
+  const rest = Math.floor((whole % large) / small);
+  return `${Math.floor(whole / large)}${name}${rest ? `${rest}${restName}` : ""}`;
+}
+
+/** How long something took: "40µs", "1.5ms", "350ms", "1.5s", "2m10s". */
 export function roundTrip(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
-  const ms = seconds * 1000;
-  if (ms >= 1000) return `${seconds.toFixed(1)} s`;
-  return `${ms < 1 ? ms.toFixed(2) : ms < 10 ? ms.toFixed(1) : ms.toFixed(0)} ms`;
+  if (seconds === null || seconds === undefined) return "-";
+  if (seconds < 0.0001) return `${(Math.max(0, seconds) * 1e6).toFixed(0)}µs`;
+  if (seconds < 0.00995) return `${(seconds * 1e3).toFixed(1)}ms`;
+  if (seconds < 0.9995) return `${(seconds * 1e3).toFixed(0)}ms`;
+  return seconds < 9.95 ? `${seconds.toFixed(1)}s` : duration(seconds);
 }
 
 /** "14:03:22" in the reader's own time zone. */
@@ -78,6 +87,11 @@ export function niceTop(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((top) => top >= value * 0.9999);
+}
+
+/** The power of two that is not below a number of bytes: the top of an axis of KiB and MiB. */
+export function niceTopOfBytes(value) {
+  return 2 ** Math.ceil(Math.log2(Math.max(1, value)));
 }
 
 /** "node-2" before "node-10". */
