@@ -15,11 +15,14 @@ from services_rig import make_objects
 
 from isthmus.programs.node_proxy.kernel.iptables import restore_input
 from isthmus.programs.node_proxy.rules.detectors import SourceRanges
-from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer
-from isthmus.programs.node_proxy.rules.iptables.saved import SavedRules, SavedTable, full_writes
+from isthmus.programs.node_proxy.rules.iptables.ruleset import (
+    IptablesRenderer,
+    SavedRules,
+    SavedTable,
+    full_writes,
+)
 from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView
-from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRenderer
-from isthmus.programs.node_proxy.rules.nftables.text import rebuilt
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRenderer, rebuilt
 from isthmus.programs.node_proxy.rules.reading import read_service, read_slice
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 from isthmus.programs.node_proxy.rules.tracker import ServiceTracker

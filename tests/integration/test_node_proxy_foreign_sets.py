@@ -22,8 +22,7 @@ from programs import COMMAND, ENVIRONMENT, Program
 from stack import wait_until
 
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
-from isthmus.programs.node_proxy.kernel.nft_program import NftProgram, version_of
-from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
+from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend, NftProgram, version_of
 from isthmus.programs.node_proxy.kernel.nftables_kernel import found_in, has_rules
 from isthmus.programs.node_proxy.rules.detectors import (
     LocalMatch,

@@ -14,12 +14,11 @@ from nftables_bed import Space, backed, spaces, update
 
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
 from isthmus.programs.node_proxy.kernel.iptables import IptablesBackend
-from isthmus.programs.node_proxy.kernel.nfacct import read_counters
+from isthmus.programs.node_proxy.kernel.netlink import read_counters
 from isthmus.programs.node_proxy.rules.detectors import BridgePorts, Interfaces, SourceRanges
 from isthmus.programs.node_proxy.rules.iptables import base
 from isthmus.programs.node_proxy.rules.iptables.base import COUNTERS, JUMPS
-from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer
-from isthmus.programs.node_proxy.rules.iptables.saved import parse_saved
+from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer, parse_saved
 from isthmus.programs.node_proxy.rules.model import BackedPort, IpFamily, PortProtocol
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 

@@ -32,8 +32,8 @@ from isthmus.programs.node_proxy.rules.model import (
     ServiceView,
 )
 from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRenderer
-from isthmus.programs.node_proxy.rules.service_ports import categorize_endpoints
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.tracker import categorize_endpoints
 
 NODE, SECOND = "192.0.2.1", "192.0.2.2"
 LOCAL_PODS = [f"10.1.0.{each}" for each in range(3)]

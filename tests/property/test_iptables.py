@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, Interfaces, SourceRanges
-from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer, TableWrite
-from isthmus.programs.node_proxy.rules.iptables.saved import (
+from isthmus.programs.node_proxy.rules.iptables.ruleset import (
+    IptablesRenderer,
+    TableWrite,
     cleanup_writes,
     full_writes,
     parse_saved,
@@ -24,8 +25,8 @@ from isthmus.programs.node_proxy.rules.model import (
     ServicePort,
     ServiceView,
 )
-from isthmus.programs.node_proxy.rules.service_ports import categorize_endpoints
 from isthmus.programs.node_proxy.rules.settings import LARGE_CLUSTER_ENDPOINTS, RuleSettings
+from isthmus.programs.node_proxy.rules.tracker import categorize_endpoints
 
 ADDRESSES = st.sampled_from(["9.9.9.1", "9.9.9.2"])
 ENDPOINTS = st.builds(

@@ -31,8 +31,9 @@ from isthmus.programs.node_proxy.rules.nftables.ruleset import (
     NftablesChanges,
     NftablesRenderer,
     NftablesRuleset,
+    difference,
+    rebuilt,
 )
-from isthmus.programs.node_proxy.rules.nftables.text import difference, rebuilt
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 SETTINGS = RuleSettings(family=IpFamily.IPV4, detector=SourceRanges(("10.0.0.0/8",)))

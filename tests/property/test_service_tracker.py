@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol, Update
-from isthmus.programs.node_proxy.rules.objects import (
+from isthmus.programs.node_proxy.rules.model import (
+    IpFamily,
     ObjectPort,
+    PortProtocol,
     ServiceObject,
     SliceEndpoint,
     SliceObject,
     SlicePort,
+    Update,
 )
 from isthmus.programs.node_proxy.rules.reading import (
     read_node,

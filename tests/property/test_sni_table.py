@@ -10,8 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isthmus.errors import ConfigError
-from isthmus.programs.sni_router.rules import Found, Miss, RoutingTable, SniRoute
-from isthmus.programs.sni_router.rules_explaining import AskedConnection, reasons
+from isthmus.programs.sni_router.rules import (
+    AskedConnection,
+    Found,
+    Miss,
+    RoutingTable,
+    SniRoute,
+    reasons,
+)
 from isthmus.programs.sni_router.settings_routes import parse
 from isthmus.text.addresses import IpAddress
 from isthmus.text.go_yaml import to_yaml

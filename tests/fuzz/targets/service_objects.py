@@ -5,7 +5,7 @@ What cannot be read is left out with a note; nothing is raised, and what is read
 
 import msgspec
 
-from isthmus.programs.node_proxy.rules.objects import ServiceObject
+from isthmus.programs.node_proxy.rules.model import ServiceObject
 from isthmus.programs.node_proxy.rules.reading import (
     read_node,
     read_service,

@@ -19,10 +19,16 @@ from kube.controlplane import VISITOR_TOKEN
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.errors import KubeError
 from isthmus.kube.opening import open_kube
-from isthmus.programs.node_proxy.kube_resources import cluster_sources
-from isthmus.programs.node_proxy.kube_watch import ClusterWatch
-from isthmus.programs.node_proxy.rules.model import IpFamily, PortKey, PortProtocol, Update
-from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceBatch, SliceBatch
+from isthmus.programs.node_proxy.input import ClusterWatch, cluster_sources
+from isthmus.programs.node_proxy.rules.model import (
+    IpFamily,
+    NodeObject,
+    PortKey,
+    PortProtocol,
+    ServiceBatch,
+    SliceBatch,
+    Update,
+)
 from isthmus.programs.node_proxy.rules.tracker import ZONE_LABEL, ServiceTracker
 
 pytestmark = pytest.mark.interop

@@ -184,7 +184,7 @@ def _explained(
         taken_for_local,
     )
     from isthmus.programs.node_proxy.rules.explaining_flow import Origin
-    from isthmus.programs.node_proxy.rules.objects import family_of
+    from isthmus.programs.node_proxy.rules.model import family_of
     from isthmus.programs.node_proxy.snapshot import rules_of
 
     family = family_of(destination.address)
@@ -211,8 +211,7 @@ def _explained(
 def _on_localhost(snapshot: Snapshot, destination: Any) -> list[str]:
     """What no rule does: connections that the node proxy itself carries."""
     from isthmus.programs.node_proxy.rules.localhost import localhost_ports
-    from isthmus.programs.node_proxy.rules.model import PortProtocol
-    from isthmus.programs.node_proxy.rules.objects import family_of
+    from isthmus.programs.node_proxy.rules.model import PortProtocol, family_of
 
     settings = snapshot.settings
     if not settings.nftables_localhost_nodeports or settings.mode != NFTABLES:

@@ -54,7 +54,7 @@ def see_tools(patient: Patient) -> Iterator[Finding]:
 def _see_nft() -> Finding:
     """Have nft read the sets of every table, as it does before it lists or writes anything."""
     from isthmus.programs.node_proxy.kernel.backend import ApplyError
-    from isthmus.programs.node_proxy.kernel.nft_program import CrashError, NftProgram
+    from isthmus.programs.node_proxy.kernel.nftables import CrashError, NftProgram
 
     program = NftProgram(limit_s=_NFT_LIMIT_S)
     version = why = ""
@@ -70,7 +70,7 @@ def _see_nft() -> Finding:
 
 def judge_nft(version: str, *, crash: str = "", refusal: str = "") -> Finding:
     """Can rules be listed here? The node proxy's own do not go through nft."""
-    from isthmus.programs.node_proxy.kernel.nft_program import crashes_on_later_sets
+    from isthmus.programs.node_proxy.kernel.nftables import crashes_on_later_sets
 
     asked = Asked(CheckId.TOOLS, "nft", "asked it for its version and for all sets")
     update = f"{_UPDATE_NFT}; the node proxy's own rules do not go through nft"

@@ -1,24 +1,205 @@
-"""Where the node proxy's Services, EndpointSlices and Node come from: the API, or files.
+"""Where Services, EndpointSlices, the Node and ServiceCIDRs come from: the API, or files.
 
-Both tell the same ``ObjectListener`` of the same values.
+Each kind has its own list and watch and is reported in batches: first everything, then changes.
+Nothing is kept here; rules/tracker.py does that.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from isthmus.kube.api import Kube
+import msgspec
+
+from isthmus.dial.rules_service_names import ServiceName
+from isthmus.kube.api import Change, Kube, ObjectSource
+from isthmus.kube.following import FIRST_RETRY_S, SILENCE_S, Follower
 from isthmus.kube.opening import open_kube
+from isthmus.logs import log
 from isthmus.programs.node_proxy.kernel.manifests import Manifests, ManifestsWatch
-from isthmus.programs.node_proxy.kube_watch import ClusterWatch, ObjectListener
-from isthmus.programs.node_proxy.rules.objects import (
+from isthmus.programs.node_proxy.rules.model import (
     NodeObject,
     ObjectBatch,
+    ServiceBatch,
+    ServiceObject,
+    SliceBatch,
+    SliceObject,
+)
+from isthmus.programs.node_proxy.rules.reading import (
+    read_node,
+    read_service,
+    read_service_cidrs,
+    read_slice,
+    service_key,
+    slice_key,
 )
 from isthmus.programs.node_proxy.settings import NFTABLES, NodeProxySettings
+
+if TYPE_CHECKING:
+    from isthmus.kube.client import KubeClient
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedObject(Generic[K, V]):
+    """One object, as far as it could be read: who it is, and what it is.
+
+    Without a ``value`` it is nothing to us, as if it were not there; without a ``key`` nobody
+    knows who.
+    """
+
+    key: K | None
+    value: V | None
+
+
+FoundService = WatchedObject[ServiceName, ServiceObject]
+FoundSlice = WatchedObject[tuple[str, str], SliceObject]
+FoundNode = WatchedObject[str, NodeObject]
+FoundCidrs = WatchedObject[str, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSources:
+    """All that is watched: by kube-proxy's selectors, and only the node that we are on."""
+
+    services: ObjectSource[FoundService]
+    slices: ObjectSource[FoundSlice]
+    node: ObjectSource[FoundNode]
+    service_cidrs: ObjectSource[FoundCidrs]
+
+
+class ObjectListener(Protocol):
+    """Who is told of what there is."""
+
+    def heard_services(self, batch: ServiceBatch) -> None:
+        """Some Services, or all."""
+
+    def heard_slices(self, batch: SliceBatch) -> None:
+        """Some EndpointSlices, or all."""
+
+    def heard_node(self, node: NodeObject | None) -> None:
+        """Our Node; None says that there is none."""
+
+    def heard_service_cidrs(self, ranges: tuple[str, ...]) -> None:
+        """All ranges of cluster IPs."""
+
+
+class ClusterWatch:
+    """Tells what a cluster has, while ``run`` runs; see ``api.Kube.cluster`` for the sources.
+
+    The first batch of Services and of EndpointSlices is complete, and so is each after a time in
+    which changes were missed. Without ``service_cidrs`` those are not asked for.
+    """
+
+    def __init__(
+        self,
+        sources: ClusterSources,
+        listener: ObjectListener,
+        *,
+        service_cidrs: bool = True,
+        silence_s: float = SILENCE_S,
+        first_retry_s: float = FIRST_RETRY_S,
+    ) -> None:
+        self._silence_s = silence_s
+        self._first_retry_s = first_retry_s
+        self._listener = listener
+        self._cidrs: dict[str, tuple[str, ...]] = {}
+        self._followers: dict[str, Follower[Any]] = {
+            "services": self._batches(
+                sources.services, "watching services", listener.heard_services
+            ),
+            "slices": self._batches(
+                sources.slices, "watching endpoint slices", listener.heard_slices
+            ),
+            "node": self._follow(
+                sources.node, "watching the node", self._node_listed, self._node_changed
+            ),
+        }
+        if service_cidrs:
+            self._followers["service-cidrs"] = self._follow(
+                sources.service_cidrs,
+                "watching service CIDRs",
+                self._cidrs_listed,
+                self._cidrs_changed,
+            )
+
+    def __repr__(self) -> str:
+        return f"<ClusterWatch {', '.join(self._followers)}>"
+
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            for name, follower in self._followers.items():
+                tasks.create_task(follower.run(), name=f"watch:{name}")
+
+    def _batches(
+        self,
+        source: ObjectSource[WatchedObject[K, V]],
+        doing: str,
+        tell: Callable[[ObjectBatch[K, V]], None],
+    ) -> Follower[WatchedObject[K, V]]:
+        def listed(items: Sequence[WatchedObject[K, V]]) -> None:
+            put = [each.value for each in items if each.value is not None]
+            tell(ObjectBatch(put=put, complete=True))
+
+        def changed(change: Change, item: WatchedObject[K, V]) -> None:
+            if item.value is not None and change is not Change.DELETED:
+                tell(ObjectBatch(put=(item.value,)))
+            elif item.key is not None:
+                # What became unreadable, or not for us, goes, as it would with the next listing.
+                tell(ObjectBatch(drop=(item.key,)))
+
+        return self._follow(source, doing, listed, changed)
+
+    def _follow(
+        self,
+        source: ObjectSource[V],
+        doing: str,
+        listed: Callable[[Sequence[V]], None],
+        changed: Callable[[Change, V], None],
+    ) -> Follower[V]:
+        return Follower(
+            source,
+            doing,
+            listed=listed,
+            changed=changed,
+            silence_s=self._silence_s,
+            first_retry_s=self._first_retry_s,
+        )
+
+    def _node_listed(self, items: Sequence[FoundNode]) -> None:
+        self._listener.heard_node(
+            next((each.value for each in items if each.value is not None), None)
+        )
+
+    def _node_changed(self, change: Change, item: FoundNode) -> None:
+        if change is Change.DELETED:
+            self._listener.heard_node(None)
+        elif item.value is not None:
+            self._listener.heard_node(item.value)
+
+    def _cidrs_listed(self, items: Sequence[FoundCidrs]) -> None:
+        self._cidrs = {each.key: each.value for each in items if each.key and each.value}
+        self._tell_cidrs()
+
+    def _cidrs_changed(self, change: Change, item: FoundCidrs) -> None:
+        if item.key is None:
+            return
+        self._cidrs.pop(item.key, None)
+        if item.value and change is not Change.DELETED:
+            self._cidrs[item.key] = item.value
+        self._tell_cidrs()
+
+    def _tell_cidrs(self) -> None:
+        found = {cidr for cidrs in self._cidrs.values() for cidr in cidrs}
+        self._listener.heard_service_cidrs(tuple(sorted(found)))
 
 
 class ObjectInput(Protocol):
@@ -64,8 +245,6 @@ class ApiInput:
         )
 
     async def run(self, listener: ObjectListener) -> None:
-        from isthmus.programs.node_proxy.kube_resources import cluster_sources  # brings lightkube
-
         await ClusterWatch(
             cluster_sources(self._kube.client, self.node_name),
             listener,
@@ -100,3 +279,83 @@ class FileInput:
 
     async def close(self) -> None:
         pass
+
+
+# kube-proxy's: Services that something else proxies or that only DNS knows are not even sent.
+_SERVICES = {
+    "labelSelector": "!service.kubernetes.io/service-proxy-name",
+    "fieldSelector": "spec.clusterIP!=None",
+}
+_SLICES = {"labelSelector": "!service.kubernetes.io/headless"}
+_MOST_SAID = 1000
+
+_log = logging.getLogger("isthmus.kube")
+
+
+def cluster_sources(client: KubeClient, node_name: str) -> ClusterSources:
+    # lightkube takes its time to import.
+    from lightkube.resources.core_v1 import Node, Service
+    from lightkube.resources.discovery_v1 import EndpointSlice
+    from lightkube.resources.networking_v1 import ServiceCIDR
+
+    from isthmus.kube.listing import LightSource
+
+    said = _Said()
+    own = {"fieldSelector": f"metadata.name={node_name}"}
+    return ClusterSources(
+        services=LightSource(client, Service, "Services", said.of(_service), selectors=_SERVICES),
+        slices=LightSource(
+            client, EndpointSlice, "EndpointSlices", said.of(_slice), selectors=_SLICES
+        ),
+        node=LightSource(client, Node, f"the Node {node_name}", said.of(_node), selectors=own),
+        service_cidrs=LightSource(client, ServiceCIDR, "ServiceCIDRs", said.of(_cidrs)),
+    )
+
+
+def _service(given: msgspec.Raw, notes: list[str]) -> FoundService:
+    found = read_service(given, notes)
+    return WatchedObject(found.key if found is not None else service_key(given), found)
+
+
+def _slice(given: msgspec.Raw, notes: list[str]) -> FoundSlice:
+    found = read_slice(given, notes)
+    return WatchedObject(found.key if found is not None else slice_key(given), found)
+
+
+def _node(given: msgspec.Raw, notes: list[str]) -> FoundNode:
+    found = read_node(given, notes)
+    return WatchedObject(found.name if found is not None else None, found)
+
+
+def _cidrs(given: msgspec.Raw, notes: list[str]) -> FoundCidrs:
+    found = read_service_cidrs(given, notes)
+    return WatchedObject(*found) if found is not None else WatchedObject(None, None)
+
+
+F = TypeVar("F")
+
+
+class _Said:
+    """Says what was left out of objects, each thing once, however often the object changes."""
+
+    def __init__(self) -> None:
+        self._said: OrderedDict[str, None] = OrderedDict()
+
+    def of(self, read: Callable[[msgspec.Raw, list[str]], F]) -> Callable[[msgspec.Raw], F]:
+        def reading(given: msgspec.Raw) -> F:
+            notes: list[str] = []
+            found = read(given, notes)
+            for note in notes:
+                self._say(note)
+            return found
+
+        return reading
+
+    def _say(self, note: str) -> None:
+        if note in self._said:
+            self._said.move_to_end(note)
+            return
+        self._said[note] = None
+        if len(self._said) > _MOST_SAID:
+            self._said.popitem(last=False)
+        log(_log, logging.WARNING, "part of an object is ignored", reason=note)

@@ -34,7 +34,6 @@ from isthmus.programs.node_proxy.config import ConfigChanged, follow_config
 from isthmus.programs.node_proxy.family_sync import FamilySync, PendingUpdates
 from isthmus.programs.node_proxy.input import ObjectInput, open_input
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
-from isthmus.programs.node_proxy.kernel.custom_detectors import find_detector
 from isthmus.programs.node_proxy.kernel.health import (
     EVERY_ADDRESS,
     ProxyHealth,
@@ -48,14 +47,19 @@ from isthmus.programs.node_proxy.kernel.host import (
     ranges_of,
     set_oom_score,
 )
-from isthmus.programs.node_proxy.kernel.nfacct import counters_work, read_counters
+from isthmus.programs.node_proxy.kernel.netlink import counters_work, read_counters
 from isthmus.programs.node_proxy.kube_proxy import KubeProxyWatch
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
-from isthmus.programs.node_proxy.node import ADDRESS_WAIT_S, HostFacts, OwnNode
+from isthmus.programs.node_proxy.node import ADDRESS_WAIT_S, HostFacts, OwnNode, find_detector
 from isthmus.programs.node_proxy.ports import RETRY_S, OwnPorts
 from isthmus.programs.node_proxy.rules.iptables.base import COUNTERS
-from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView
-from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceBatch, SliceBatch
+from isthmus.programs.node_proxy.rules.model import (
+    IpFamily,
+    NodeObject,
+    ServiceBatch,
+    ServiceView,
+    SliceBatch,
+)
 from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 from isthmus.programs.node_proxy.settings import IPTABLES, NFTABLES, NodeProxySettings
 from isthmus.programs.node_proxy.view import NodeProxyView, ProxyFamilyView
@@ -111,8 +115,7 @@ def _localhost(
     settings = ground.settings
     if not settings.nftables_localhost_nodeports or settings.mode != NFTABLES:
         return ()
-    from isthmus.programs.node_proxy.localhost import LocalhostConnections
-    from isthmus.programs.node_proxy.localhost_ports import LocalhostListeners
+    from isthmus.programs.node_proxy.localhost import LocalhostConnections, LocalhostListeners
 
     # A listener takes one descriptor, of the two of a connection, in each of two families.
     allow_connections(settings.max_connections + _NODE_PORTS)

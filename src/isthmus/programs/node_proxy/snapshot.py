@@ -16,22 +16,19 @@ from pathlib import Path
 from isthmus.errors import ConfigError, KubeError
 from isthmus.kube.api import ObjectSource
 from isthmus.kube.opening import open_kube
-from isthmus.programs.node_proxy.kernel.custom_detectors import find_detector
+from isthmus.programs.node_proxy.input import FoundCidrs, cluster_sources
 from isthmus.programs.node_proxy.kernel.host import node_ips
 from isthmus.programs.node_proxy.kernel.manifests import Manifests, read_manifests
-from isthmus.programs.node_proxy.kube_watch import FoundCidrs
-from isthmus.programs.node_proxy.node import HostFacts, rule_settings
+from isthmus.programs.node_proxy.node import HostFacts, find_detector, rule_settings
 from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector, needs_pod_cidrs
 from isthmus.programs.node_proxy.rules.explaining_flow import WalkableRules
-from isthmus.programs.node_proxy.rules.explaining_iptables import IptablesRules
-from isthmus.programs.node_proxy.rules.explaining_ipvs import IpvsWalk
+from isthmus.programs.node_proxy.rules.explaining_iptables import IptablesRules, IpvsWalk
 from isthmus.programs.node_proxy.rules.explaining_nftables import NftablesRules
 from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer
 from isthmus.programs.node_proxy.rules.ipvs.plan import DEFAULT_SCHEDULER, IpvsOptions, plan
-from isthmus.programs.node_proxy.rules.ipvs.rules import rules as ipvs_rules
-from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView
+from isthmus.programs.node_proxy.rules.ipvs.plan import rules as ipvs_rules
+from isthmus.programs.node_proxy.rules.model import IpFamily, NodeObject, ServiceView, family_of
 from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRenderer
-from isthmus.programs.node_proxy.rules.objects import NodeObject, family_of
 from isthmus.programs.node_proxy.rules.rendering import Rendered, rendered
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
@@ -125,7 +122,6 @@ def look_at(settings: NodeProxySettings, path: Path) -> Snapshot:
 
 
 async def _listed(settings: NodeProxySettings, name: str) -> Manifests:
-    from isthmus.programs.node_proxy.kube_resources import cluster_sources  # brings lightkube
 
     try:
         kube = open_kube(settings.kubeconfig, server=settings.master)

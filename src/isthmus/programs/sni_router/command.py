@@ -17,8 +17,7 @@ from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.settings.options import options_of
 
 if TYPE_CHECKING:
-    from isthmus.programs.sni_router.rules import Found, Miss, ProxyOut
-    from isthmus.programs.sni_router.rules_explaining import AskedConnection
+    from isthmus.programs.sni_router.rules import AskedConnection, Found, Miss, ProxyOut
     from isthmus.text.addresses import IpAddress
 
 ROUTED, REFUSED = 0, 1
@@ -102,8 +101,7 @@ def explain(
       isthmus sni-router explain routes.yaml kubernetes.default.svc --tlv 2f1c9a0e
     """
     from isthmus.programs.sni_router.routes_file import read_routes
-    from isthmus.programs.sni_router.rules import Found
-    from isthmus.programs.sni_router.rules_explaining import AskedConnection, reasons
+    from isthmus.programs.sni_router.rules import AskedConnection, Found, reasons
 
     asked = AskedConnection(
         name, alpn, None if tlv is None else tlv.encode(errors="surrogateescape"), _address(source)

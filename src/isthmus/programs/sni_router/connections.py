@@ -31,6 +31,7 @@ from isthmus.programs.sni_router.metrics import SniRefusal, SniRouterMetrics
 from isthmus.programs.sni_router.routes_file import RoutesPart
 from isthmus.programs.sni_router.rules import (
     MAX_TLV_VALUE_BYTES,
+    Backends,
     Found,
     Miss,
     RoutingTable,
@@ -38,7 +39,6 @@ from isthmus.programs.sni_router.rules import (
     SniRoute,
     tlv_text,
 )
-from isthmus.programs.sni_router.rules_backends import Backends
 from isthmus.programs.sni_router.settings import SniRouterSettings
 from isthmus.programs.sni_router.view import BackendView, RouteView
 from isthmus.tunnel.end import Discard, End, Ending, join

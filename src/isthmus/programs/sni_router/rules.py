@@ -14,9 +14,10 @@ choosing among the backends of a route rules_backends.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from isthmus.text.addresses import IpAddress, IpNetwork
 from isthmus.values import HostPort
@@ -268,3 +269,122 @@ def tlv_text(value: bytes) -> str:
     except UnicodeDecodeError:
         text = f"0x{cut.hex()}"
     return text if cut == value else f"{text}…"
+
+
+#: How long a backend that failed comes last.
+FAILED_FOR_S = 5.0
+
+
+class Backends:
+    """How many connections each backend has, dials under way included, and which failed lately."""
+
+    def __init__(self) -> None:
+        self._open: dict[HostPort, int] = {}
+        self._failed_until: dict[HostPort, float] = {}
+        self._turn = 0
+
+    def in_order(self, backends: Sequence[HostPort], *, now: float) -> list[HostPort]:
+        """The backends to try, first to last; those that are alike take turns to be first."""
+        if len(backends) == 1:
+            return list(backends)
+        self._turn += 1
+        first = self._turn % len(backends)
+        turned = [*backends[first:], *backends[:first]]
+        return sorted(turned, key=lambda it: (self.has_failed(it, now=now), self.count(it)))
+
+    def count(self, backend: HostPort) -> int:
+        """How many connections a backend has."""
+        return self._open.get(backend, 0)
+
+    def has_failed(self, backend: HostPort, *, now: float) -> bool:
+        """Whether a backend could not be reached a moment ago."""
+        return self._failed_until.get(backend, 0.0) > now
+
+    def took(self, backend: HostPort) -> None:
+        """A dial begins."""
+        self._open[backend] = self.count(backend) + 1
+
+    def reached(self, backend: HostPort) -> None:
+        """A backend can be reached."""
+        self._failed_until.pop(backend, None)
+
+    def failed(self, backend: HostPort, *, now: float) -> None:
+        """A backend could not be reached."""
+        self.let_go(backend)
+        # Those that a reload took away are forgotten as well.
+        old = [it for it, until in self._failed_until.items() if until <= now]
+        for it in old:
+            del self._failed_until[it]
+        self._failed_until[backend] = now + FAILED_FOR_S
+
+    def let_go(self, backend: HostPort) -> None:
+        """A dial was given up, or a connection has ended."""
+        left = self.count(backend) - 1
+        if left > 0:
+            self._open[backend] = left
+        else:
+            self._open.pop(backend, None)
+
+
+class AskedConnection(NamedTuple):
+    """What a connection says of itself, and where it comes from; None is not known."""
+
+    server_name: str = ""
+    alpn: tuple[str, ...] = ()
+    tlv: bytes | None = None
+    source: IpAddress | None = None
+
+
+def reasons(table: RoutingTable, asked: AskedConnection) -> Iterator[tuple[SniRoute, str]]:
+    """Each route with a clause: what matched, or the first step that it fell out of."""
+    name, alpn, tlv, source = asked
+    search = table.search(name, alpn, tlv=tlv, source=source)
+    for route in table.routes:
+        if isinstance(search.result, Found) and route is search.result.route:
+            yield route, f"yes: {search.result.why}"
+        else:
+            yield route, f"no: {_why_not(table, route, asked, search)}"
+
+
+def _why_not(table: RoutingTable, route: SniRoute, asked: AskedConnection, search: Search) -> str:
+    if table.goes_by_tlv and asked.tlv is not None and asked.tlv not in route.tlv:
+        return f"it is not for the TLV {tlv_text(asked.tlv)}"
+    if route.tlv and asked.tlv is None:
+        values = " or ".join(map(tlv_text, route.tlv[:3]))
+        return f"it is only for connections whose TLV {table.tlv_type:#04x} is {values}"
+    if route in search.named:
+        return _why_not_named(route, asked, search)
+    if route is table.default:
+        return _why_not_default(asked, search)
+    name = normal(asked.server_name)
+    if not search.host and not search.named:
+        return f"none of its hosts is {name}" if name else "it has hosts, and no name is sent"
+    if not route.hosts:
+        return f"a route for {search.host} comes before one for every name"
+    ours = {host for host in route.hosts if host in (name, f"*.{name.partition('.')[2]}")}
+    if ours:
+        return f"{search.host} is more specific than {min(ours)}"
+    return f"none of its hosts is {name}" if name else "it has hosts, and no name is sent"
+
+
+def _why_not_named(route: SniRoute, asked: AskedConnection, search: Search) -> str:
+    if route not in search.offered:
+        if not route.alpn:
+            return f"a route for the protocol {search.alpn}, which the client offers, comes first"
+        wanted = " or ".join(route.alpn)
+        if search.alpn and set(route.alpn) & set(asked.alpn):
+            return f"the route for the protocol {search.alpn} comes first in the file"
+        return f"the client does not offer {wanted}"
+    return _why_not_source(asked, search)
+
+
+def _why_not_default(asked: AskedConnection, search: Search) -> str:
+    if search.host:
+        return f"a route for {search.host} comes before the default route"
+    return _why_not_source(asked, search)
+
+
+def _why_not_source(asked: AskedConnection, search: Search) -> str:
+    if isinstance(search.result, Miss):
+        return f"{asked.source} is in none of its allowedCIDRs"
+    return f"the allowedCIDRs of {search.result.route.name} are more specific for {asked.source}"

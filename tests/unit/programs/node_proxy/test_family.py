@@ -16,13 +16,16 @@ from isthmus.programs.node_proxy.family_sync import FamilySync, PendingUpdates, 
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, SyncReport
 from isthmus.programs.node_proxy.kernel.health import ProxyHealth
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
-from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol, ServiceView, Update
-from isthmus.programs.node_proxy.rules.objects import (
+from isthmus.programs.node_proxy.rules.model import (
+    IpFamily,
     ObjectPort,
+    PortProtocol,
     ServiceObject,
+    ServiceView,
     SliceEndpoint,
     SliceObject,
     SlicePort,
+    Update,
 )
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 from isthmus.programs.node_proxy.rules.tracker import ServiceTracker

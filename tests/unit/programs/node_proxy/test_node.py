@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from isthmus.programs.node_proxy.kernel.custom_detectors import find_detector
-from isthmus.programs.node_proxy.node import HostFacts, OwnNode
+from isthmus.programs.node_proxy.node import HostFacts, OwnNode, find_detector
 from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, SourceRanges
-from isthmus.programs.node_proxy.rules.model import IpFamily
-from isthmus.programs.node_proxy.rules.objects import NodeObject
+from isthmus.programs.node_proxy.rules.model import IpFamily, NodeObject
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.settings.options import compose
 

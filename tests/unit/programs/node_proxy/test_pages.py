@@ -12,8 +12,7 @@ from isthmus.frame.admin.ports import serve
 from isthmus.programs.node_proxy.kernel.health import ProxyHealth
 from isthmus.programs.node_proxy.metrics import NodeProxyMetrics
 from isthmus.programs.node_proxy.ports import health_routes, metrics_routes
-from isthmus.programs.node_proxy.rules.model import IpFamily
-from isthmus.programs.node_proxy.rules.objects import NodeObject
+from isthmus.programs.node_proxy.rules.model import IpFamily, NodeObject
 from isthmus.testing.clock import ManualClock
 
 

@@ -6,8 +6,15 @@ from ipaddress import ip_address
 
 import pytest
 
-from isthmus.programs.sni_router.rules import Found, Miss, ProxyOut, RoutingTable, SniRoute
-from isthmus.programs.sni_router.rules_backends import FAILED_FOR_S, Backends
+from isthmus.programs.sni_router.rules import (
+    FAILED_FOR_S,
+    Backends,
+    Found,
+    Miss,
+    ProxyOut,
+    RoutingTable,
+    SniRoute,
+)
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import IpPort, Tlv
 

@@ -25,8 +25,7 @@ from aiohttp import web
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.logs import log
 from isthmus.net.http_site import BACKLOG, HttpSite, Visitors
-from isthmus.programs.node_proxy.rules.model import IpFamily
-from isthmus.programs.node_proxy.rules.objects import NodeObject
+from isthmus.programs.node_proxy.rules.model import IpFamily, NodeObject
 
 #: Set on a node by the cluster autoscaler before it takes the node away.
 TO_BE_DELETED = "ToBeDeletedByClusterAutoscaler"

@@ -18,8 +18,7 @@ from pathlib import Path
 from isthmus.errors import ConfigError
 from isthmus.programs.node_proxy.kernel.netlink import DUMP, Netlink, attributes
 from isthmus.programs.node_proxy.rules.detectors import of_family
-from isthmus.programs.node_proxy.rules.model import IpFamily
-from isthmus.programs.node_proxy.rules.objects import family_of
+from isthmus.programs.node_proxy.rules.model import IpFamily, family_of
 from isthmus.programs.node_proxy.settings import PRIMARY, NodeProxySettings
 
 _PROC_SYS = Path("/proc/sys")

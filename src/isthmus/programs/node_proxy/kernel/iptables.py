@@ -32,7 +32,7 @@ from typing_extensions import override
 
 from isthmus.programs.node_proxy.kernel.backend import ApplyError, KernelBackend, SyncReport
 from isthmus.programs.node_proxy.kernel.commands import IptablesCommands, IptablesPrograms
-from isthmus.programs.node_proxy.kernel.nfacct import ensure_counters
+from isthmus.programs.node_proxy.kernel.netlink import ensure_counters
 from isthmus.programs.node_proxy.rules.iptables import base
 from isthmus.programs.node_proxy.rules.iptables.base import COUNTERS, Jump
 from isthmus.programs.node_proxy.rules.iptables.ruleset import (
@@ -40,11 +40,9 @@ from isthmus.programs.node_proxy.rules.iptables.ruleset import (
     IptablesRenderer,
     IptablesRendering,
     IptablesRuleset,
-    TableWrite,
-)
-from isthmus.programs.node_proxy.rules.iptables.saved import (
     SavedRules,
     SavedTable,
+    TableWrite,
     cleanup_writes,
     full_writes,
     parse_saved,

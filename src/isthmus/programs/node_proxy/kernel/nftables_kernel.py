@@ -38,7 +38,7 @@ from isthmus.programs.node_proxy.kernel.netlink import (
     attributes,
 )
 from isthmus.programs.node_proxy.rules.nftables.base import AFFINITY, hooked
-from isthmus.programs.node_proxy.rules.nftables.text import ExistingTable
+from isthmus.programs.node_proxy.rules.nftables.ruleset import ExistingTable
 
 # linux/netlink.h and socket.h
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK = 270, 10, 11

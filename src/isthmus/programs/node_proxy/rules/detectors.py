@@ -1,7 +1,7 @@
 """Which packets come from a pod of this node: the interface of detectors, and those of our own.
 
 A new one is a class here and a line in ``MODES``, or an entry point of another package, which
-``isthmus.programs.node_proxy.kernel.custom_detectors`` finds.
+``isthmus.programs.node_proxy.node`` finds.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
 from isthmus.programs.node_proxy.rules.explaining_iptables import HEALTH_CHECK, matches, parse_rule
 from isthmus.programs.node_proxy.rules.iptables import base as iptables
 from isthmus.programs.node_proxy.rules.iptables.base import quoted_words
-from isthmus.programs.node_proxy.rules.ipvs import rules as ipvs
+from isthmus.programs.node_proxy.rules.ipvs import plan as ipvs
 from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet
 from isthmus.programs.node_proxy.rules.model import (
     BackedPort,
@@ -35,9 +35,9 @@ from isthmus.programs.node_proxy.rules.model import (
     PortKey,
     PortProtocol,
     ServiceView,
+    family_of,
 )
 from isthmus.programs.node_proxy.rules.nftables import base as nftables
-from isthmus.programs.node_proxy.rules.objects import family_of
 from isthmus.programs.node_proxy.rules.reading import canonical_address
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 from isthmus.values import HostPort, is_address

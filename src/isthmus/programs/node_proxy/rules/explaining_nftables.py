@@ -28,8 +28,7 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
 )
 from isthmus.programs.node_proxy.rules.explaining_iptables import remembering
 from isthmus.programs.node_proxy.rules.nftables.base import AFFINITY, NFT_FAMILY
-from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRuleset
-from isthmus.programs.node_proxy.rules.nftables.text import RuleWords, table_of
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRuleset, RuleWords, table_of
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 _TOKEN = re.compile(r'"[^"]*"|[{}]|[^\s{}]+')

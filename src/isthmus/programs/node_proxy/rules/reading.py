@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 import msgspec
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol
-from isthmus.programs.node_proxy.rules.objects import (
+from isthmus.programs.node_proxy.rules.model import (
+    IpFamily,
     NodeObject,
     ObjectPort,
+    PortProtocol,
     ServiceObject,
     SliceEndpoint,
     SliceObject,

@@ -13,9 +13,12 @@ from difflib import SequenceMatcher
 from itertools import groupby
 
 from isthmus.programs.node_proxy.rules.iptables.base import quoted_words
-from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer
-from isthmus.programs.node_proxy.rules.iptables.saved import SavedRules, full_writes
-from isthmus.programs.node_proxy.rules.ipvs import rules as ipvs_rules
+from isthmus.programs.node_proxy.rules.iptables.ruleset import (
+    IptablesRenderer,
+    SavedRules,
+    full_writes,
+)
+from isthmus.programs.node_proxy.rules.ipvs import plan as ipvs_plan
 from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions, IpvsPlan, plan
 from isthmus.programs.node_proxy.rules.ipvs.servers import IpvsFlags, VirtualServer
 from isthmus.programs.node_proxy.rules.ipvs.sets import batch
@@ -28,8 +31,7 @@ from isthmus.programs.node_proxy.rules.model import (
     ServicePort,
     ServiceView,
 )
-from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRenderer
-from isthmus.programs.node_proxy.rules.nftables.text import rebuilt
+from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRenderer, rebuilt
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
@@ -249,7 +251,7 @@ def _nftables(view: ServiceView, settings: RuleSettings) -> Rendered:
 
 
 def _ipvs(made: IpvsPlan, settings: RuleSettings) -> Rendered:
-    family, tables = settings.family, ipvs_rules.rules(made, settings)
+    family, tables = settings.family, ipvs_plan.rules(made, settings)
     six = "6" if family is IpFamily.IPV6 else ""
     parts = {
         "ipset restore": batch(family, made.entries(), {}, create=True),
@@ -276,8 +278,8 @@ def _chain(line: str) -> str:
 
 
 def _jumps() -> Iterator[str]:
-    for table in ipvs_rules.CHAINS:
-        jumps = [jump for jump in ipvs_rules.JUMPS if jump.table == table]
+    for table in ipvs_plan.CHAINS:
+        jumps = [jump for jump in ipvs_plan.JUMPS if jump.table == table]
         inserted = (f"-I {jump.source} {quoted_words(jump.args)}" for jump in jumps)
         yield from (f"*{table}", *inserted, "COMMIT")
 

@@ -9,7 +9,7 @@ import pytest
 from isthmus.net.child_endings import ending_of
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
 from isthmus.programs.node_proxy.kernel.commands import IptablesCommands, IptablesPrograms, run
-from isthmus.programs.node_proxy.kernel.ipvs_programs import restore_sets
+from isthmus.programs.node_proxy.kernel.ipvs import restore_sets
 from isthmus.programs.node_proxy.rules.model import IpFamily
 
 

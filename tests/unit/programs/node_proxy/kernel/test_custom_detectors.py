@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.programs.node_proxy.kernel import custom_detectors
-from isthmus.programs.node_proxy.kernel.custom_detectors import GROUP, find_detector
+from isthmus.programs.node_proxy import node
+from isthmus.programs.node_proxy.node import GROUP, find_detector
 from isthmus.programs.node_proxy.rules.detectors import (
     DetectorSettings,
     LocalTrafficDetector,
@@ -71,7 +71,7 @@ def offered(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     names = ("make", "words", "empty", "broken", "number")
     points = [EntryPoint(name, f"offered_detectors:{name}", GROUP) for name in names]
     points.append(EntryPoint("wreck", "offered_wreck:make", GROUP))
-    monkeypatch.setattr(custom_detectors, "entry_points", lambda group: EntryPoints(points))
+    monkeypatch.setattr(node, "entry_points", lambda group: EntryPoints(points))
     for name in ("offered_detectors", "offered_wreck"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 

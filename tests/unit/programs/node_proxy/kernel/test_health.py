@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from isthmus.programs.node_proxy.kernel.health import TO_BE_DELETED, ProbeAnswer, ProxyHealth
-from isthmus.programs.node_proxy.rules.model import IpFamily
-from isthmus.programs.node_proxy.rules.objects import NodeObject
+from isthmus.programs.node_proxy.rules.model import IpFamily, NodeObject
 from isthmus.testing.clock import ManualClock
 
 V4, V6 = IpFamily.IPV4, IpFamily.IPV6

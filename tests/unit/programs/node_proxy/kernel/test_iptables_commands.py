@@ -11,8 +11,7 @@ from isthmus.programs.node_proxy.kernel.commands import (
     rule_meant,
 )
 from isthmus.programs.node_proxy.kernel.iptables import restore_input
-from isthmus.programs.node_proxy.rules.iptables.ruleset import TableWrite
-from isthmus.programs.node_proxy.rules.iptables.saved import SavedTable
+from isthmus.programs.node_proxy.rules.iptables.ruleset import SavedTable, TableWrite
 from isthmus.programs.node_proxy.rules.model import IpFamily
 
 INPUT = """\

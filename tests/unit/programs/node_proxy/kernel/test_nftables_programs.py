@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from isthmus.programs.node_proxy.kernel.backend import ApplyError
-from isthmus.programs.node_proxy.kernel.nft_program import (
+from isthmus.programs.node_proxy.kernel.nftables import (
     CrashError,
+    NftablesBackend,
     NftProgram,
     crashes_on_later_sets,
     refusal,
     version_of,
 )
-from isthmus.programs.node_proxy.kernel.nftables import NftablesBackend
 from isthmus.programs.node_proxy.rules.model import IpFamily, ServiceView, Update
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 

@@ -18,11 +18,11 @@ from isthmus.programs.node_proxy.rules.model import (
     PortProtocol,
     ServicePort,
     ServiceView,
+    family_of,
 )
 from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRenderer
-from isthmus.programs.node_proxy.rules.objects import family_of
-from isthmus.programs.node_proxy.rules.service_ports import categorize_endpoints
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
+from isthmus.programs.node_proxy.rules.tracker import categorize_endpoints
 
 NODE = "192.0.2.1"
 HERE, THERE = "10.180.0.2:80", "10.180.1.3:80"

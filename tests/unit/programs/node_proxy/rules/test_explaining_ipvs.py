@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from isthmus.programs.node_proxy.rules.detectors import LocalTrafficDetector, SourceRanges
 from isthmus.programs.node_proxy.rules.explaining import PacketExplanation, Reason, explain
 from isthmus.programs.node_proxy.rules.explaining_flow import Flow, Origin, Packet, PacketVerdict
-from isthmus.programs.node_proxy.rules.explaining_ipvs import IpvsWalk, SetMembers
-from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions, plan
-from isthmus.programs.node_proxy.rules.ipvs.rules import rules
+from isthmus.programs.node_proxy.rules.explaining_iptables import IpvsWalk, SetMembers
+from isthmus.programs.node_proxy.rules.ipvs.plan import IpvsOptions, plan, rules
 from isthmus.programs.node_proxy.rules.ipvs.sets import IP_PORT_NET
 from isthmus.programs.node_proxy.rules.model import BackedPort, IpFamily, PortProtocol
 from isthmus.programs.node_proxy.rules.settings import RuleSettings

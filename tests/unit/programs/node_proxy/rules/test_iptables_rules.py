@@ -28,8 +28,8 @@ from isthmus.programs.node_proxy.rules.model import (
     ServicePort,
     ServiceView,
 )
-from isthmus.programs.node_proxy.rules.service_ports import categorize_endpoints
 from isthmus.programs.node_proxy.rules.settings import LARGE_CLUSTER_ENDPOINTS, RuleSettings
+from isthmus.programs.node_proxy.rules.tracker import categorize_endpoints
 
 GOLDEN = Path(__file__).parents[4] / "golden" / "iptables"
 V4, V6 = IpFamily.IPV4, IpFamily.IPV6

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from isthmus.programs.node_proxy.rules.iptables import base
 from isthmus.programs.node_proxy.rules.iptables.base import JUMPS, Jump
-from isthmus.programs.node_proxy.rules.iptables.ruleset import IptablesRenderer, TableWrite
-from isthmus.programs.node_proxy.rules.iptables.saved import (
+from isthmus.programs.node_proxy.rules.iptables.ruleset import (
+    IptablesRenderer,
     SavedRules,
+    TableWrite,
     cleanup_writes,
     full_writes,
     parse_saved,

@@ -8,8 +8,13 @@ import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.detectors import LocalMatch
-from isthmus.programs.node_proxy.rules.ipvs.plan import BlockedAddress, IpvsOptions, IpvsPlan, plan
-from isthmus.programs.node_proxy.rules.ipvs.rules import rules
+from isthmus.programs.node_proxy.rules.ipvs.plan import (
+    BlockedAddress,
+    IpvsOptions,
+    IpvsPlan,
+    plan,
+    rules,
+)
 from isthmus.programs.node_proxy.rules.ipvs.servers import IpvsDestination, IpvsFlags, ServerKey
 from isthmus.programs.node_proxy.rules.ipvs.sets import IpSet, batch, net, undone
 from isthmus.programs.node_proxy.rules.model import (

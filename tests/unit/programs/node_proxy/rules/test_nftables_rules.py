@@ -28,9 +28,10 @@ from isthmus.programs.node_proxy.rules.model import (
 )
 from isthmus.programs.node_proxy.rules.nftables.base import NftContainer
 from isthmus.programs.node_proxy.rules.nftables.ports import port_rules
-from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesChanges, NftablesRenderer
-from isthmus.programs.node_proxy.rules.nftables.text import (
+from isthmus.programs.node_proxy.rules.nftables.ruleset import (
     ExistingTable,
+    NftablesChanges,
+    NftablesRenderer,
     difference,
     rebuilt,
     renewed,

@@ -8,8 +8,14 @@ from typing import Any
 import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.model import IpFamily, PortKey, PortProtocol, ServicePort
-from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceObject
+from isthmus.programs.node_proxy.rules.model import (
+    IpFamily,
+    NodeObject,
+    PortKey,
+    PortProtocol,
+    ServiceObject,
+    ServicePort,
+)
 from isthmus.programs.node_proxy.rules.reading import (
     canonical_address,
     canonical_network,
@@ -18,7 +24,7 @@ from isthmus.programs.node_proxy.rules.reading import (
     read_service_cidrs,
     service_key,
 )
-from isthmus.programs.node_proxy.rules.service_ports import service_ports
+from isthmus.programs.node_proxy.rules.tracker import service_ports
 
 V4, V6 = IpFamily.IPV4, IpFamily.IPV6
 NAME = ServiceName("ns", "svc")

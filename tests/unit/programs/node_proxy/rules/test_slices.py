@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.model import Endpoint, IpFamily, PortProtocol
-from isthmus.programs.node_proxy.rules.objects import SliceEndpoint, SliceObject, SlicePort
+from isthmus.programs.node_proxy.rules.model import (
+    Endpoint,
+    IpFamily,
+    PortProtocol,
+    SliceEndpoint,
+    SliceObject,
+    SlicePort,
+)
 from isthmus.programs.node_proxy.rules.reading import read_slice, slice_key
-from isthmus.programs.node_proxy.rules.service_ports import EndpointsByPort
-from isthmus.programs.node_proxy.rules.tracker import SliceCache
+from isthmus.programs.node_proxy.rules.tracker import EndpointsByPort, SliceCache
 
 SVC = ServiceName("ns1", "svc1")
 FAR = 999

@@ -8,7 +8,7 @@ import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
 from isthmus.programs.node_proxy.rules.model import Endpoint, PortKey, PortProtocol, ServicePort
-from isthmus.programs.node_proxy.rules.service_ports import categorize_endpoints
+from isthmus.programs.node_proxy.rules.tracker import categorize_endpoints
 
 
 def ends(*texts: str) -> tuple[Endpoint, ...]:

@@ -7,14 +7,17 @@ from dataclasses import replace
 import pytest
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.rules.model import IpFamily, PortKey, PortProtocol, Update
-from isthmus.programs.node_proxy.rules.objects import (
+from isthmus.programs.node_proxy.rules.model import (
+    IpFamily,
     ObjectBatch,
     ObjectPort,
+    PortKey,
+    PortProtocol,
     ServiceObject,
     SliceEndpoint,
     SliceObject,
     SlicePort,
+    Update,
 )
 from isthmus.programs.node_proxy.rules.tracker import ZONE_LABEL, ServiceTracker
 

@@ -49,7 +49,7 @@ from isthmus.net.rules_nft_encoding import (
     value,
     verdict,
 )
-from isthmus.programs.node_proxy.rules.nftables.text import RuleWords
+from isthmus.programs.node_proxy.rules.nftables.ruleset import RuleWords
 
 # An address or a range, if a wrong one perhaps; nft has other words for them, too.
 _PLAIN = re.compile(r"[0-9a-fA-F.:/]+")

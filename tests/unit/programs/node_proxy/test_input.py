@@ -11,10 +11,8 @@ from fakeapi import running, until
 from fakecluster import CIDRS, NODES, SERVICES, SLICES, FakeCluster, with_cluster
 
 from isthmus.dial.rules_service_names import ServiceName
-from isthmus.programs.node_proxy.kube_resources import cluster_sources
-from isthmus.programs.node_proxy.kube_watch import ClusterWatch
-from isthmus.programs.node_proxy.rules.model import IpFamily
-from isthmus.programs.node_proxy.rules.objects import NodeObject, ServiceBatch, SliceBatch
+from isthmus.programs.node_proxy.input import ClusterWatch, cluster_sources
+from isthmus.programs.node_proxy.rules.model import IpFamily, NodeObject, ServiceBatch, SliceBatch
 from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 
 
