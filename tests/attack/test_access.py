@@ -25,7 +25,7 @@ from stack import Stack, http_get, wait_until
 
 from isthmus.dial.dialers.direct import PermittedOnly
 from isthmus.errors import DialFailure
-from isthmus.programs.server.records import Records
+from isthmus.programs.server.dials import Records
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.wire.kep1281_pb2 import ConnectOptions

@@ -34,7 +34,7 @@ from isthmus.frame.model.snapshot import ServerView, Totals, TunnelState, Tunnel
 from isthmus.frame.workers import exposition
 from isthmus.kube.kubeconfig import read_config
 from isthmus.links.go_errors import detail_in, failure_in
-from isthmus.links.hello import features_in, features_said, hello_fault
+from isthmus.links.talk import features_in, features_said, hello_fault
 from isthmus.net import certificates, revocation
 from isthmus.net.contexts import peer_identity
 from isthmus.net.dns_messages import DnsError, question, read_answer

@@ -13,7 +13,7 @@ from grpc_clients import GrpcCall
 from relay_bed import NAME, SENT, TAKEN, Relays, peer_files
 from stack import Stack, http_get, wait_until
 
-from isthmus.dial.dialers.through_peer import PeerLinks
+from isthmus.dial.dialers.through_agent import PeerLinks
 from isthmus.tools.pki import making as pki
 
 

@@ -15,7 +15,7 @@ import pytest
 from clients import Target, tunnel
 from stack import Stack, metric, wait_until
 
-from isthmus.programs.server import token_watch
+from isthmus.programs.server import admission as admission_module
 
 AUDIENCE = "system:konnectivity-server"
 USER = "system:serviceaccount:kube-system:konnectivity-agent"
@@ -111,8 +111,8 @@ def short_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     from isthmus.kube.tokens import TokenReviewer
 
     monkeypatch.setattr(TokenReviewer, "_recall", lambda self, key: None)
-    monkeypatch.setattr(token_watch, "_TICK_S", 0.02)
-    monkeypatch.setattr(token_watch, "_OUTAGE_S", 0.05)
+    monkeypatch.setattr(admission_module, "_TICK_S", 0.02)
+    monkeypatch.setattr(admission_module, "_OUTAGE_S", 0.05)
 
 
 @pytest.mark.parametrize("link", ["mux", "grpc"])
@@ -152,7 +152,7 @@ def test_an_api_that_cannot_be_asked_cuts_nobody(
 def test_a_token_that_expires_is_asked_about_no_more_and_kept(
     fresh: Stack, api: TokenApi, tmp_path: Path
 ) -> None:
-    linked(fresh, api, tmp_path, jwt(time.time() + token_watch.LAST_S + 2.0))
+    linked(fresh, api, tmp_path, jwt(time.time() + admission_module.LAST_S + 2.0))
     server = fresh.server
     admission = server._admission
     assert admission is not None and admission.tokens is not None

@@ -5,7 +5,7 @@ against the pots of its share. When a pot is in debt the end stops reading, and 
 turn when the debt is paid. There is no queue of bytes: what came has gone on, what has not come
 yet is left where it is. Tunnels without such a share are joined as ever and know nothing of this.
 
-The arithmetic is rules_shares.py; who is refused at all is programs/server/shares.py.
+The arithmetic is rules_shares.py; who is refused at all is programs/server/networks.py.
 """
 
 from __future__ import annotations

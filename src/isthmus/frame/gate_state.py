@@ -1,7 +1,7 @@
 """Whether the gate of KEP-2025 is on at both sides of a link, and who was told of it.
 
 What a server says about it is programs/server/agents.py, what an agent says
-programs/agent/gate_watch.py.
+programs/agent/server_links.py.
 """
 
 from __future__ import annotations

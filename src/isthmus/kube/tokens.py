@@ -4,7 +4,7 @@ A token is never logged and not kept here. Verdicts are remembered for seconds b
 ones because thousands of agents that lost a server come back at once and would drown the API,
 rejections because whoever was rejected comes again at once. The API's time is divided fairly by
 where tokens come from (net/rules_slots.py): whoever sends many that are no good waits for itself.
-Tokens of agents that are linked are kept, and asked about again, by programs/server/token_watch.py.
+Tokens of agents that are linked are kept, and asked about again, by programs/server/admission.py.
 """
 
 from __future__ import annotations

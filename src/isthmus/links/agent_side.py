@@ -14,19 +14,20 @@ from typing_extensions import override
 from isthmus import __version__
 from isthmus.errors import LinkError, LinkStage, ProtocolError
 from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
-from isthmus.links.hello import (
+from isthmus.links.link import Link, LinkTerms
+from isthmus.links.mux import MuxTalk
+from isthmus.links.talk import (
     FEATURES,
     NETWORK,
     PROCESS,
     ZONE,
+    Incoming,
+    choose,
     features_header,
     features_in,
     features_said,
     process_in,
 )
-from isthmus.links.link import Link, LinkTerms
-from isthmus.links.mux import MuxTalk
-from isthmus.links.talk import Incoming, choose
 from isthmus.net.connect import Address, Connecting
 from isthmus.net.contexts import offer
 from isthmus.net.poller import Poller

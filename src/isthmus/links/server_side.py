@@ -13,21 +13,22 @@ from typing_extensions import override
 from isthmus import __version__
 from isthmus.errors import ProtocolError
 from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
-from isthmus.links.hello import (
+from isthmus.links.link import Link, LinkTerms
+from isthmus.links.mux import STREAM_WINDOW_BYTES, MuxTalk
+from isthmus.links.talk import (
     FEATURES,
     NETWORK,
     PROCESS,
     ZONE,
+    Incoming,
     Unwelcome,
+    choose,
     features_header,
     features_in,
     features_said,
     hello_fault,
     process_in,
 )
-from isthmus.links.link import Link, LinkTerms
-from isthmus.links.mux import STREAM_WINDOW_BYTES, MuxTalk
-from isthmus.links.talk import Incoming, choose
 from isthmus.net.carriers import Carried
 from isthmus.net.rules_near import ZONE_LABEL
 from isthmus.settings.identifiers import Identifiers

@@ -41,7 +41,7 @@ _PREFIX_BYTES = 4
 _ASKABLE = re.compile(r"[A-Za-z0-9._-]{1,200}", re.ASCII)
 
 #: Texts that decide something: a longer one breaks the protocol. What a Hello says is refused by
-#: links/hello.py, in words that its agent hears; a host is refused with its dial.
+#: links/talk.py, in words that its agent hears; a host is refused with its dial.
 _REFUSED: dict[type[Message], tuple[tuple[str, int], ...]] = {
     Dial: (
         ("network", MAX_NETWORK_CHARS),

@@ -9,8 +9,12 @@ import pytest
 from isthmus.cli.main import main
 from isthmus.dial.connectivity_files import load
 from isthmus.dial.rules_connectivity import NetworkProtocol
-from isthmus.dial.settings_connectivity_proposal import ProposalChoices, propose_egress
-from isthmus.dial.settings_connectivity_writing import is_lost_by_egress, to_egress_selector
+from isthmus.dial.settings_connectivity_writing import (
+    ProposalChoices,
+    is_lost_by_egress,
+    propose_egress,
+    to_egress_selector,
+)
 from isthmus.errors import ConfigError
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "config"

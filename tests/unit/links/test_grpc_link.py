@@ -12,9 +12,9 @@ from linkbench import GRPC, MUX, Bench, run
 from isthmus import __version__
 from isthmus.errors import DialFailure, LinkError, LinkStage
 from isthmus.links.agent_side import PING_EVERY_S, GrpcAgentTalk
-from isthmus.links.hello import Unwelcome
 from isthmus.links.link import Link
 from isthmus.links.server_side import AgentLink, Decided, GrpcServerTalk
+from isthmus.links.talk import Unwelcome
 from isthmus.testing.ends import MemoryEnd
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import BaseEnd, Ending, join

@@ -1,7 +1,7 @@
 """The dialer through agents: choose a link, ask, and ask another if that one was lost or is silent.
 
 While no agent of our own can take a dial, other servers may be asked to pass it to theirs
-(through_peer.py). A tunnel that lost its link before any byte has flowed is dialed again by
+(``PeerLinks``). A tunnel that lost its link before any byte has flowed is dialed again by
 the same rules, within the same time: ``Again``.
 """
 
@@ -10,11 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from typing import Protocol
 
-from isthmus.dial.dialers.through_peer import PeerLinks
 from isthmus.dial.rules_agents import Agents
 from isthmus.dial.rules_policy import Decision
 from isthmus.errors import DialFailure
@@ -30,6 +29,7 @@ from isthmus.values import (
     DialId,
     DialOutcome,
     DialRequest,
+    ServerId,
 )
 from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
@@ -324,3 +324,39 @@ class AgentDialer:
         self._looks = len(self.pending) > 0
         if self._looks:
             self.loop.call_later(_LOOK_S, self._look)
+
+
+class PeerLinks:
+    """The links to other servers, by their ids; at most one to each."""
+
+    def __init__(self) -> None:
+        self._links: dict[ServerId, PeerLink] = {}
+
+    def __len__(self) -> int:
+        return len(self._links)
+
+    def __iter__(self) -> Iterator[PeerLink]:
+        return iter(list(self._links.values()))
+
+    @property
+    def ready(self) -> bool:
+        """Some server could pass a dial on now, as far as is known."""
+        return any(link.can_relay for link in self._links.values())
+
+    def has(self, server_id: ServerId) -> bool:
+        """There is a link to this server already."""
+        return server_id in self._links
+
+    def add(self, link: PeerLink) -> None:
+        """A link is up."""
+        self._links[link.server_id] = link
+
+    def remove(self, link: PeerLink) -> None:
+        """A link is gone."""
+        if self._links.get(link.server_id) is link:
+            del self._links[link.server_id]
+
+    def choose(self, asked: Collection[PeerLink]) -> PeerLink | None:
+        """The least loaded one whose server has agents; ``asked`` could not help this dial."""
+        usable = [link for link in self._links.values() if link.can_relay and link not in asked]
+        return min(usable, key=lambda link: link.weight, default=None)

@@ -1,6 +1,6 @@
 """The connections from an agent's node to the control plane, and the choice of their servers.
 
-One is accepted at a local port whose destination is fixed (KEP-2025; node_listeners.py). A server
+One is accepted at a local port whose destination is fixed (KEP-2025; node_traffic.py). A server
 is chosen, asked to dial, and joined; when it is lost, does not answer, or cannot reach the
 destination, another one is asked. Nothing hangs, and nothing ends in a clean FIN that means
 failure: a connection that cannot be served is reset.

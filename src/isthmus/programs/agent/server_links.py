@@ -1,10 +1,11 @@
-"""The part of an agent that keeps its links: who it is to its servers, and what it sees of them.
+"""The agent's part that keeps its links: what it tells servers, and what it sees of them.
 
 How links are found and made is servers.py.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import random
@@ -17,6 +18,7 @@ from typing_extensions import override
 from isthmus.dial.frontends.backend import PROCESS
 from isthmus.errors import LinkError, LinkStage
 from isthmus.frame.admin.answers import Check
+from isthmus.frame.gate_state import GateState, Known, state_of
 from isthmus.frame.lifetime import counted
 from isthmus.frame.part import Ground, LongTask, Part
 from isthmus.frame.revoking import Revoking
@@ -35,7 +37,6 @@ from isthmus.net.resolver import Resolver
 from isthmus.net.revocation import watch as watch_lists
 from isthmus.net.rules_near import ZONE_LABEL
 from isthmus.net.rules_proxies import ProxyRules
-from isthmus.programs.agent.gate_watch import GateWatch
 from isthmus.programs.agent.linking import Linking, ServerAddresses
 from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.servers import Servers
@@ -46,8 +47,67 @@ from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.tunnel.message_reader import PacketCounts
 from isthmus.values import AgentId
 
-_MAX_TOKEN_CHARS = 64 * 1024
 _log = logging.getLogger("isthmus.agent")
+_GATE = f"the feature gate {CLUSTER_TO_MASTER}"
+_SAID = {
+    GateState.HERE_ONLY: (
+        logging.WARNING,
+        f"{_GATE} is on here and off at the server: it carries no connections from this node",
+    ),
+    # Most agents need none of it: not all that a server can do is for each of them.
+    GateState.THERE_ONLY: (
+        logging.INFO,
+        f"{_GATE} is off here and on at the server: no connections from this node are taken",
+    ),
+}
+
+
+class GateWatch:
+    """Looks at the servers whenever one comes or goes, then calls ``then``.
+
+    A gate that only one side has on is said once for each server and state.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        on_here: bool,
+        links: Callable[[], Iterable[ServerLink]],
+        then: Callable[[], None],
+    ) -> None:
+        self._loop = loop
+        self._on_here = on_here
+        self._links = links
+        self._then = then
+        self._due: asyncio.Handle | None = None
+        self._known = Known()
+
+    def changed(self) -> None:
+        """A server came or went: look once what is going on now is over."""
+        if self._due is None:
+            self._due = self._loop.call_soon(self._look)
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._due is not None:
+            self._due.cancel()
+
+    def _look(self) -> None:
+        self._due = None
+        for link in list(self._links()):
+            self._compare(link)
+        self._then()
+
+    def _compare(self, link: ServerLink) -> None:
+        state = state_of(here=self._on_here, there=link.features)
+        # Whether konnectivity's own carries connections is seen when it is asked.
+        if state is not GateState.SILENT and self._known.is_news(link.server_id, state):
+            level, sentence = _SAID[state]
+            log(_log, level, sentence, server_id=link.server_id, address=link.peer_address)
+
+
+_MAX_TOKEN_CHARS = 64 * 1024
 
 
 def _nobody() -> None:

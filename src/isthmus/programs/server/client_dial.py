@@ -21,7 +21,7 @@ from isthmus.frame.observe.relays import Retried
 from isthmus.logs import log
 from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.programs.server.metrics import TlsPort
-from isthmus.programs.server.tls_refusals import refusal_of
+from isthmus.programs.server.tls import refusal_of
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.tunnel.first_byte import UntouchedTunnel

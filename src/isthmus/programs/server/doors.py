@@ -23,7 +23,7 @@ from isthmus.net.listen import Listener
 from isthmus.net.rules_slots import AdmissionRefusal, ConnectionSlots
 from isthmus.net.systemd import PassedSocket
 from isthmus.programs.server.agents import AgentDoor
-from isthmus.programs.server.bound_doors import bind_doors
+from isthmus.programs.server.binding import bind_doors
 from isthmus.programs.server.metrics import ServerMetrics, TlsPort
 from isthmus.programs.server.settings import GRPC, HTTP_CONNECT, ServerSettings
 from isthmus.tunnel.message_reader import PacketCounts

@@ -1,13 +1,14 @@
-"""Handing on: an agent that asks for another server is joined to it, whichever server it met.
+"""Other servers: which there are, and handing agents that ask for one of them on to it.
 
-Where a balancer sends an agent to the same server every time, the others are reached through that
-one. The agent names the server that it wants in its ClientHello (ALPN ``isthmus/1@ID``), which is
-looked at before TLS; TLS itself is between the agent and that server, and passes through.
+Where a load balancer sends an agent to the same server every time, the agent reaches the others
+through that one. It names the server that it wants in its ClientHello (ALPN ``isthmus/1@ID``),
+which this server reads before TLS; TLS itself is between the agent and that server, and passes
+through.
 
-Whoever asks has proved nothing yet, so everything is bounded: how many wait for one peer, how many
-pass through in all, and how long one stays when either side is done. Every agent port that knows
-peers hands on, so a wrong address could send a connection in circles: one that comes back is known
-by the random of its hello.
+An agent that asks has proved nothing yet, so everything is bounded: how many wait for one peer, how
+many pass through in all, and how long one stays when either side is done. Every agent port that
+knows peers hands on, so a wrong address could send a connection in circles: the random of its
+ClientHello tells one that comes back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import asyncio
 import logging
 import resource
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from isthmus.dial.dialers.direct import DirectDial, DirectDialer
@@ -30,12 +31,62 @@ from isthmus.net.resolver import Resolver
 from isthmus.net.rules_slots import Strangers
 from isthmus.net.socket_end import SocketEnd
 from isthmus.programs.server.metrics import HandOn, ServerMetrics
-from isthmus.programs.server.peers import Peers
 from isthmus.text.addresses import plain_address
 from isthmus.tunnel.end import End, Ending, join, nobody_listens
 from isthmus.values import HostPort, ServerId
 from isthmus.wire.client_hello import ClientHello
 from isthmus.wire.link import asked_for
+
+_MOST_TOLD = 128  # agents believe no more
+
+
+class Peers:
+    """Every other server by its id: those that flags name, and those that have a Lease.
+
+    ``siblings`` are other workers of this one: agents are told of them, but those that ask for one
+    do not come here, for its parent hands them over.
+    """
+
+    def __init__(
+        self,
+        own: ServerId,
+        named: Mapping[ServerId, HostPort],
+        siblings: Collection[ServerId] = (),
+    ) -> None:
+        self._own = own
+        self._siblings = frozenset(siblings)
+        self._named = dict(named)
+        self._all = dict(named)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __repr__(self) -> str:
+        return f"<Peers of {self._own}: {', '.join(sorted(self._all)) or 'none'}>"
+
+    @property
+    def ids(self) -> tuple[ServerId, ...]:
+        """The ids of all servers, our own included, sorted; empty when we know no other."""
+        others = {*self._all, *self._siblings}
+        return tuple(sorted({self._own, *others})[:_MOST_TOLD]) if others else ()
+
+    @property
+    def addresses(self) -> Mapping[ServerId, HostPort]:
+        """Every other server whose agent port is known."""
+        return self._all
+
+    def address_of(self, server_id: str) -> HostPort | None:
+        """Where another server's agent port is; None for ourselves and for strangers."""
+        return self._all.get(ServerId(server_id))
+
+    def leased(self, found: Mapping[ServerId, HostPort]) -> bool:
+        """Leases say who there is; True if that makes a difference. What flags say wins."""
+        before = self._all
+        self._all = {**found, **self._named}
+        for known in (self._own, *self._siblings):
+            self._all.pop(known, None)
+        return self._all != before
+
 
 DIAL_S = 5.0
 #: That wait for the first byte of one peer; at most a quarter of all that may pass.

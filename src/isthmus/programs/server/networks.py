@@ -1,34 +1,40 @@
-"""A server's networks and policy: settings in, the dialer of dialers out.
+"""A server's networks, policy and fair shares: settings in, the dialer of dialers out.
 
-What only some ways need is imported when one is asked for: most servers have agents alone.
+The policy and the shares in its file change with the file. The arithmetic of shares is
+dial/rules_shares.py, holding bytes back is dial/metered.py. Dialers that only some networks need
+are imported when one asks for them: most servers have agents alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from typing_extensions import override
 
 from isthmus.dial.dialers.through_agent import AgentDialer
+from isthmus.dial.metered import Gate, Gates
 from isthmus.dial.rules_connectivity import ClientTls, NetworkConnection, NetworkProtocol
-from isthmus.dial.rules_policy import Policy
+from isthmus.dial.rules_policy import Decision, Policy, Question, Share
+from isthmus.dial.rules_shares import Full, Hold, Pot, ShareTable
 from isthmus.dial.settings_networks import PROTOCOLS, AgentsByNetwork, ClusterNetwork
+from isthmus.errors import ConfigError
 from isthmus.frame.model.snapshot import NetworkView
 from isthmus.frame.part import Ground, LongTask, Part
 from isthmus.links.server_side import AgentLink
 from isthmus.net.contexts import HotContext, TlsFiles, client_context
-from isthmus.net.files import FollowedFile
+from isthmus.net.files import FollowedFile, read_text
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import MetadataGuard
 from isthmus.programs.server.agents import below
 from isthmus.programs.server.metrics import ServerMetrics
-from isthmus.programs.server.policy_file import current_of, follow_policy
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.programs.server.shares import ServerShares
+from isthmus.values import DialRequest
 
 if TYPE_CHECKING:
     from isthmus.dial.dialers.by_network import ByNetwork, EndDialer
@@ -216,3 +222,119 @@ class ServerNetworks(Part):
             "agent is in no network and gets no dials", agent_id=link.agent_id,
             network=link.network or None, reason=why,
         )  # fmt: skip
+
+
+def follow_policy(
+    path: str,
+    on_failed: Callable[[], None],
+    on_changed: Callable[[Policy], None] | None = None,
+) -> FollowedFile[Policy]:
+    """Read the policy; ask ``current`` of the answer for each dial.
+
+    Tunnels that are open stay open whatever a new policy says. ``on_failed`` hears of each new
+    state of the file that is bad, ``on_changed`` of each policy that is used from then on, the
+    first one included.
+
+    Raises:
+        ConfigError: the file cannot be read or is wrong.
+    """
+
+    def taken(policy: Policy) -> None:
+        if on_changed is not None:
+            on_changed(policy)
+        _log.info("reloaded %s", path)
+
+    def failed(error: ConfigError) -> None:
+        on_failed()
+        _log.warning("%s; the policy read before stays in use", error)
+
+    followed = FollowedFile(path, read_policy, taken=taken, failed=failed)
+    if on_changed is not None:
+        on_changed(followed.current)
+    return followed
+
+
+def read_policy(path: str) -> Policy:
+    """Read a policy file.
+
+    Raises:
+        ConfigError: it cannot be read or is wrong.
+    """
+    from isthmus.dial.settings_policy import parse
+    from isthmus.text.located_yaml import MAX_CHARS  # YAML is slow to import
+
+    # One more than may be is told to be too long.
+    return parse(read_text(path, what="--policy-file ", most_chars=MAX_CHARS + 1), path)
+
+
+def current_of(file: FollowedFile[Policy] | None) -> Callable[[], Policy | None]:
+    """How to ask for the policy of a file, or of none."""
+    return (lambda: None) if file is None else (lambda: file.current)
+
+
+class Holder(Protocol):
+    """A dial that keeps what it has taken until it, or its tunnel, is over."""
+
+    hold: Hold | None
+
+
+class ServerShares:
+    """Every share of a server."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        metrics: ServerMetrics,
+        *,
+        by_flags: Share | None,
+    ) -> None:
+        self._loop = loop
+        self._metrics = metrics
+        self._by_flags = (by_flags,) if by_flags is not None else ()
+        self.table = ShareTable(self._by_flags)
+        metrics.share_tunnels = self._tunnels
+
+    def follow(self, policy: Policy) -> None:
+        """Keep to what the file says now; what flags say is for whom no share of it is."""
+        shares = (*policy.shares, *self._by_flags)
+        for pot in self.table.replace(shares, now=self._loop.time()):
+            if isinstance(pot.gates, Gates):
+                pot.gates.changed()
+
+    def admit(self, who: object, request: DialRequest, network: str) -> Decision | None:
+        """Take a dial out of its pots; why not, or None."""
+        if not self.table.shares:
+            return None
+        asked = Question(requester=request.requester, network=network, target=request.target)
+        got = self.table.take(asked, now=self._loop.time())
+        if isinstance(got, Full):
+            self._metrics.share_refused(got.share.name, got.limit)
+            return Decision(
+                allowed=False,
+                network=network,
+                rule=got.share.rule,
+                where=got.share.where,
+                why=got.why,
+            )
+        cast(Holder, who).hold = got
+        return None
+
+    def gates(self, hold: Hold) -> tuple[Sequence[Gate], Sequence[Gate]] | None:
+        """Both directions' gates of a tunnel; None: it is held to no rate."""
+        if not hold.meters:
+            return None
+        found = [self._of(pot) for pot in hold.pots if pot.share.bytes_per_s]
+        return [it.to_target for it in found], [it.to_client for it in found]
+
+    def _of(self, pot: Pot) -> Gates:
+        gates = pot.gates
+        if not isinstance(gates, Gates):
+            waits = partial(self._metrics.share_waited, pot.share.name)
+            gates = pot.gates = Gates(pot, self._loop, waits)
+        return gates
+
+    def _tunnels(self) -> Counter[str]:
+        found: Counter[str] = Counter({share.name: 0 for share in self.table.shares})
+        for pot in self.table.pots:
+            found[pot.share.name] += pot.tunnels
+        return found

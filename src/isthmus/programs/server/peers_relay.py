@@ -18,8 +18,7 @@ from typing import Any, Literal
 
 from typing_extensions import override
 
-from isthmus.dial.dialers.through_agent import AgentDialer
-from isthmus.dial.dialers.through_peer import PeerLinks
+from isthmus.dial.dialers.through_agent import AgentDialer, PeerLinks
 from isthmus.errors import DialFailure, LinkError, LinkStage
 from isthmus.frame.model.snapshot import RelayView
 from isthmus.frame.part import Ground, LongTask, Part
@@ -39,8 +38,8 @@ from isthmus.net.contexts import HotContext, TlsFiles, client_context
 from isthmus.net.resolver import Resolver
 from isthmus.net.revocation import Revocations
 from isthmus.programs.server.agents import AgentDoor
+from isthmus.programs.server.hand_on import Peers
 from isthmus.programs.server.metrics import ServerMetrics
-from isthmus.programs.server.peers import Peers
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.server.tls import ServerTls
 from isthmus.text.pacing import Backoff

@@ -9,14 +9,13 @@ from isthmus.programs.server.admission import Admission
 from isthmus.programs.server.agent_links import AgentLinks, AgentListening
 from isthmus.programs.server.agents import AgentDoor
 from isthmus.programs.server.client_dial import ClientRequests
-from isthmus.programs.server.dials import ServerDials
+from isthmus.programs.server.dials import ServerDials, records_of
 from isthmus.programs.server.doors import ClientListening, Doors, Frontends
 from isthmus.programs.server.kube import ServerKube
 from isthmus.programs.server.metrics import ServerMetrics
 from isthmus.programs.server.networks import ServerNetworks
 from isthmus.programs.server.node_dials import NodeDials
 from isthmus.programs.server.peers_relay import Relays
-from isthmus.programs.server.records import records_of
 from isthmus.programs.server.relayed import RelayedDials
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.server.tls import ServerTls

@@ -13,9 +13,8 @@ from isthmus.dial.settings_destinations import DestinationSettings
 from isthmus.dial.settings_near import NearSettings
 from isthmus.dial.settings_networks import NetworkSettings
 from isthmus.dial.settings_relay import RelaySettings, parse_address, parse_peers
-from isthmus.dial.settings_revocation import RevocationSettings
-from isthmus.dial.settings_roles import RoleSettings
 from isthmus.dial.settings_shares import ShareSettings
+from isthmus.dial.settings_trust import RevocationSettings, RoleSettings
 from isthmus.errors import ConfigError
 from isthmus.kube.rules_leases import lease_name, parse_labels
 from isthmus.net.settings_ciphers import TLS12, TLS13, check_tls

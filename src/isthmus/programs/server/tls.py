@@ -16,12 +16,29 @@ from isthmus.links.link import Link
 from isthmus.links.server_side import AgentLink
 from isthmus.net.certificates import authorities
 from isthmus.net.contexts import HotContext, TlsFiles, server_context
-from isthmus.net.revocation import Revocations
+from isthmus.net.revocation import REVOKED, Revocations
 from isthmus.net.revocation import watch as watch_lists
-from isthmus.programs.server.metrics import ServerMetrics, TlsPort
+from isthmus.programs.server.metrics import ServerMetrics, TlsPort, TlsRefusal
 from isthmus.programs.server.rules_role_warnings import role_warnings
 from isthmus.programs.server.settings import GRPC, HTTP_CONNECT, ServerSettings
-from isthmus.programs.server.tls_refusals import refusal_of
+
+# OpenSSL's own names of its reasons; they are stable identifiers, not sentences.
+_BY_REASON = {
+    "PEER_DID_NOT_RETURN_A_CERTIFICATE": TlsRefusal.NO_CERTIFICATE,
+    "CERTIFICATE_VERIFY_FAILED": TlsRefusal.BAD_CERTIFICATE,
+    "TLSV1_ALERT_UNKNOWN_CA": TlsRefusal.BAD_CERTIFICATE,
+    REVOKED: TlsRefusal.REVOKED,
+    "HTTP_REQUEST": TlsRefusal.NOT_TLS,
+    "WRONG_VERSION_NUMBER": TlsRefusal.NOT_TLS,
+    "UNKNOWN_PROTOCOL": TlsRefusal.NOT_TLS,
+    "HTTPS_PROXY_REQUEST": TlsRefusal.NOT_TLS,
+}
+
+
+def refusal_of(error: ssl.SSLError) -> TlsRefusal:
+    """Name the reason of a failed handshake."""
+    return _BY_REASON.get(error.reason or "", TlsRefusal.OTHER)
+
 
 #: What each mode negotiates; a client that offers h2 to a CONNECT port must not be promised it.
 _ALPN: dict[str, tuple[str, ...]] = {GRPC: ("h2",), HTTP_CONNECT: ()}

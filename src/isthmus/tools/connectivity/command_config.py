@@ -150,7 +150,7 @@ def convert(
 
 def _proposed(config: ConnectivityConfig, cert: str, key: str, uds_name: str) -> ConnectivityConfig:
     """What an egress-selector can say of it; each change is a warning."""
-    from isthmus.dial.settings_connectivity_proposal import ProposalChoices, propose_egress
+    from isthmus.dial.settings_connectivity_writing import ProposalChoices, propose_egress
 
     choices = ProposalChoices(client_cert=cert, client_key=key, uds=uds_name)
     choices.check()

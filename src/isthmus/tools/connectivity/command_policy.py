@@ -110,7 +110,7 @@ def test(**given: Any) -> int:
           --requester certificate:kube-apiserver --destination 10.1.2.3:10250 --all
     """
     from isthmus.dial.settings_networks import parse_networks
-    from isthmus.programs.server.policy_file import read_policy
+    from isthmus.programs.server.networks import read_policy
 
     asked = PolicyFlags(**given)
     networks = parse_networks(asked.cluster_networks)

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from isthmus.links.agent_side import ServerLink
-from isthmus.programs.agent.gate_watch import GateWatch
+from isthmus.programs.agent.server_links import GateWatch
 from isthmus.settings.gates import CLUSTER_TO_MASTER
 
 ON, OFF = frozenset({CLUSTER_TO_MASTER}), frozenset({"SomethingElse"})

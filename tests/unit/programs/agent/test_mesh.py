@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from isthmus.programs.agent import rules_mesh as mesh
+from isthmus.programs.agent import rules_servers as mesh
 from isthmus.values import ServerId
 
 

@@ -38,7 +38,7 @@ from isthmus.programs.agent import node_connections
 from isthmus.programs.agent.linking import Linking, ServerAddresses
 from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.node_connections import NodeConnections
-from isthmus.programs.agent.node_listeners import NodeListeners
+from isthmus.programs.agent.node_traffic import NodeListeners
 from isthmus.programs.agent.servers import Servers
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER

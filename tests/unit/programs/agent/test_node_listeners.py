@@ -12,7 +12,7 @@ import pytest
 from isthmus.dial.settings_targets import Target
 from isthmus.errors import ConfigError
 from isthmus.net.poller import Poller
-from isthmus.programs.agent.node_listeners import NodeListeners, reserve, start_listening
+from isthmus.programs.agent.node_traffic import NodeListeners, reserve, start_listening
 from isthmus.values import HostPort
 
 HOST = IPv4Address("127.0.0.1")

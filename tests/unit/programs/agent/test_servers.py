@@ -25,7 +25,6 @@ from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
 from isthmus.net.rules_proxies import ProxyRules
 from isthmus.programs.agent import servers as servers_module
-from isthmus.programs.agent import table as link_table
 from isthmus.programs.agent.linking import Linking, ServerAddress, ServerAddresses
 from isthmus.programs.agent.metrics import AgentMetrics
 from isthmus.programs.agent.servers import Servers
@@ -613,7 +612,7 @@ def test_a_link_that_was_begun_before_a_server_drained_replaces_none(files: pki.
 def test_no_more_links_are_replaced_than_may_wait_for_their_tunnels(
     files: pki.PkiFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link_table, "_MOST_REPLACED", 1)
+    monkeypatch.setattr(servers_module, "_MOST_REPLACED", 1)
 
     async def test(bed: Bed) -> None:
         ids = ["one", "two", "three"]

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from isthmus.programs.agent.rules_turns import AskingTurns
+from isthmus.programs.agent.rules_servers import AskingTurns
 from isthmus.testing.clock import ManualClock
 from isthmus.text.pacing import Backoff
 from isthmus.values import ServerId

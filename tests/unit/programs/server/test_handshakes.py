@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
-from isthmus.programs.server.handshakes import PLACE_S, Handshakes
+from isthmus.programs.server.agents import PLACE_S, Handshakes
 
 
 class Handle:

@@ -11,7 +11,7 @@ import pytest
 from isthmus.frame import gate_state
 from isthmus.frame.gate_state import GateState, Known, state_of
 from isthmus.links.server_side import AgentLink
-from isthmus.programs.agent import gate_watch
+from isthmus.programs.agent import server_links
 from isthmus.programs.server import agents
 from isthmus.programs.server.agents import GateNotes
 from isthmus.settings.gates import CLUSTER_TO_MASTER
@@ -45,7 +45,7 @@ def test_states(here: bool, there: frozenset[str] | None, state: GateState) -> N
 
 def test_every_state_but_one_has_a_sentence() -> None:
     assert agents._SAID_OF_GATES.keys() == set(GateState) - {GateState.AGREE}
-    assert gate_watch._SAID.keys() == agents._SAID_OF_GATES.keys() - {GateState.SILENT}
+    assert server_links._SAID.keys() == agents._SAID_OF_GATES.keys() - {GateState.SILENT}
 
 
 def test_it_is_said_once_for_each_agent_and_again_when_it_changed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isthmus.programs.server.peers import Peers
+from isthmus.programs.server.hand_on import Peers
 from isthmus.values import HostPort, ServerId
 
 A, B, C = (ServerId(each) for each in "abc")

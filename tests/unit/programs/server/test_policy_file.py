@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.errors import ConfigError
-from isthmus.programs.server.policy_file import follow_policy, read_policy
+from isthmus.programs.server.networks import follow_policy, read_policy
 
 HEAD = "apiVersion: isthmus.dev/v1alpha1\nkind: ConnectivityPolicy\nrules:\n"
 

@@ -9,12 +9,12 @@ import random
 from collections import Counter
 from typing import cast
 
-from isthmus.dial.settings_revocation import RevocationSettings
+from isthmus.dial.settings_trust import RevocationSettings
 from isthmus.kube.api import TokenReviews, TokenStatus
 from isthmus.kube.tokens import Expected, ReviewLimits, TokenReviewer
 from isthmus.links.server_side import AgentLink
 from isthmus.logs import OncePer
-from isthmus.programs.server.token_watch import LAST_S, MOST_PER_S, TokenWatch
+from isthmus.programs.server.admission import LAST_S, MOST_PER_S, TokenWatch
 from isthmus.testing import ManualClock
 
 EXPECTED = Expected(audience="a", namespace="n", service_account="s")

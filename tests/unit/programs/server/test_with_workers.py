@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from isthmus.frame.part import WorkerSlot
+from isthmus.programs.server.binding import of_worker
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.programs.server.with_workers import of_worker
 from isthmus.settings.options import compose
 
 SLOT = WorkerSlot(index=1, count=2, program_id="a", audit="/dev/fd/9")

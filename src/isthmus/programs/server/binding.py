@@ -1,16 +1,53 @@
-"""A server with workers: each of them is a server of its own to agents, with its own id."""
+"""Binding a server's ports and UNIX sockets, and sharing a server between worker processes.
+
+Each worker is a server of its own to agents, with an id of its own.
+"""
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import NamedTuple
 
 from isthmus.frame.part import BoundSocket, WorkerPlan, WorkerSlot
 from isthmus.frame.resources import allow_all
-from isthmus.net.listen import bind_tcp
-from isthmus.programs.server.bound_doors import bind_doors
+from isthmus.net.listen import bind_tcp, bind_uds
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.program import worker_id
+
+
+class BoundDoor(NamedTuple):
+    """A socket that listens, the protocol that is spoken there, and the flag that said so."""
+
+    mode: str
+    flag: str
+    sock: socket.socket
+
+    @property
+    def is_uds(self) -> bool:
+        """It is a UNIX socket."""
+        return self.sock.family == socket.AF_UNIX
+
+
+def bind_doors(settings: ServerSettings) -> Iterator[BoundDoor]:
+    """Bind every port and socket, one after the other; nothing is accepted.
+
+    Raises:
+        ConfigError: one cannot be bound; those before it stay.
+    """
+    for mode, port, port_flag, uds, uds_flag in settings.doors:
+        if port is not None:
+            for sock in bind_tcp(settings.server_bind_address, port, flag=f"--{port_flag}"):
+                yield BoundDoor(mode, f"--{port_flag}", sock)
+                # systemd may have passed another than the flags say
+                settings.roles.check_frontend_at(str(sock.getsockname()[0]))
+        if uds:
+            bound = bind_uds(
+                uds, delete_existing=settings.delete_existing_uds_file, flag=f"--{uds_flag}"
+            )
+            yield BoundDoor(mode, f"--{uds_flag}", bound)
+
 
 AGENTS = "--agent-port"
 

@@ -1,20 +1,76 @@
-"""Which server an agent asks for next, of those that it wants: each waits on its own.
+"""Which servers an agent's links name, which are missing, and which one to ask for next.
 
-Ids come by the word of a server, and some may be of servers that are dead. One that was not asked
-for yet is asked for at once; one that could not be linked waits, longer each time, and keeps nobody
-else. Those that failed are also spread over their delays, never in crowds, and however many there
-are, only so often. When one of them is back, others may be, too: all are tried again soon.
+Ids are what servers say, and some may be of servers that are gone. The agent asks at once for a
+server that it has not asked for yet; one that could not be linked waits, longer each time, and
+holds up no other. Those that failed are also spread over their delays, and there is a bound on how
+often any of them is asked for. When one of them is back, others may be too: all are tried again.
 
-Who makes the links is servers.py.
+Pure; servers.py has the links.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+from isthmus.kube.rules_leases import server_count
 from isthmus.text.pacing import Backoff
 from isthmus.values import ServerId
+
+#: What a server says of the number of servers is believed up to here.
+MOST_SERVERS = 128
+
+
+class Linked(Protocol):
+    """What a link to one server tells about all of them; see links/agent_side.py."""
+
+    @property
+    def server_count(self) -> int: ...
+    @property
+    def servers(self) -> frozenset[ServerId]: ...
+    @property
+    def was_asked_for(self) -> bool: ...
+    @property
+    def opened_at(self) -> float: ...
+    @property
+    def drained_at(self) -> float | None: ...
+
+
+Links = Mapping[ServerId, Linked]
+
+
+def known_count(links: Links, leases: int | None, source: str) -> int:
+    """How many servers there are, as far as they said; ``source`` as in ``server_count``."""
+    said = max((link.server_count for link in links.values()), default=0)
+    if leases is not None and links:
+        said = server_count(said, leases, source)
+    return min(said, MOST_SERVERS)
+
+
+def named(links: Links) -> set[ServerId]:
+    """The servers that others named."""
+    return {server for link in links.values() for server in link.servers}
+
+
+def missing(links: Links) -> list[ServerId]:
+    """The servers that others named and that are not linked."""
+    return sorted(named(links) - links.keys())[:MOST_SERVERS]
+
+
+def unsure(links: Links) -> list[ServerId]:
+    """The servers whose links may end soon, and that can be asked for."""
+    ending = {server for server, link in links.items() if may_end_soon(link, links)}
+    return sorted(ending & named(links))
+
+
+def may_end_soon(link: Linked, links: Links) -> bool:
+    """A link may pass through a server that drains: it was asked for before that was said."""
+    if not link.was_asked_for or link.drained_at is not None:
+        return False
+    drained = (other.drained_at for other in links.values())
+    return any(at is not None and link.opened_at <= at for at in drained)
+
 
 #: Of those that failed, so many are asked for within the delay of one. Each costs the server that
 #: is met 0.12 ms of CPU, and thousands of agents may meet the same.
