@@ -1,4 +1,4 @@
-"""Every help text reads alike: a capital verb first, no full stop last, an example per command."""
+"""Every help text reads alike: a phrase without a full stop for a flag, a verb for a command."""
 
 from __future__ import annotations
 
@@ -18,6 +18,33 @@ NOT_A_VERB = re.compile(
     r"|Path|Port|Name|File|Directory|Address|Number|Size|Time|Timeout|Duration|Maximum|Minimum"
     r"|List|Default|Optional|True|False|[A-Z][a-z]+[a-rt-z]s|[A-Z][a-z]+ing)"
 )
+# The help of a flag starts with a noun or a verb. None of these is either.
+NOT_A_START = re.compile(
+    r"(A|An|The|This|These|It|If|When|Whether|What|Where|Which|Who|While|With|Among|Is|Are|Will"
+    r"|Can|Should|Must|Have|Be|Call|True|False)"
+)
+# Phrases that nobody says in technical English (STYLE, "Prose"). "so that" is fine.
+ODD = re.compile(
+    r"\bso\b(?! that\b)|\b(?:of|than) (?:ours|theirs)\b|\b(?:to|for|by|from|with|as) who\b"
+    r"|\b(?:is|are) said\b|(?<!the )\bone that\b|\bnot here\b|\blet (?:it|be|them)\b"
+    r"|\bhow .* (?:is|are)$|\bthis(?: for\b| as\b|[;,:]|$)|\bare none\b",
+    re.IGNORECASE,
+)
+
+
+def odd(text: str, *, verb: bool) -> str:
+    """What is wrong with a help text, in a word; ``verb`` where it must start with one."""
+    first, _, rest = text.partition(" ")
+    if not rest:
+        return "too short"
+    if text.endswith("."):
+        return "full stop"
+    if verb and not (first.istitle() and first.isalpha() and not NOT_A_VERB.fullmatch(first)):
+        return "no verb first"
+    if not (first[0].isupper() or first[0].isdigit()) or NOT_A_START.fullmatch(first):
+        return f"starts with {first!r}"
+    phrase = ODD.search(text)
+    return f"{phrase[0]!r}" if phrase else ""
 
 
 def walk(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
@@ -51,16 +78,61 @@ def texts(path: str, command: click.Command) -> Iterator[tuple[str, str]]:
             yield f"{path} {param.opts[-1]}", (param.help or "").strip()
 
 
-@pytest.mark.parametrize("name", ["isthmus", *COMMANDS])
-def test_help_starts_with_a_capital_verb_and_has_no_full_stop(name: str) -> None:
-    wrong = []
-    for path, command in tree(name):
-        for where, text in texts(path, command):
-            first = text.split()[0] if text else ""
-            verb = first.istitle() and first.isalpha() and not NOT_A_VERB.fullmatch(first)
-            if not verb or text.endswith("."):
-                wrong.append(f"{where}: {text!r}")
-    assert wrong == []
+def test_help_is_a_phrase_without_a_full_stop() -> None:
+    wrong = {
+        text: why
+        for name in ("isthmus", *COMMANDS)
+        for path, command in tree(name)
+        for where, text in texts(path, command)
+        if (why := odd(text, verb=where == path))
+    }
+    # These were there before the rule was; their number only goes down.
+    assert len(wrong) <= 68, wrong
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Call this server so",
+        "Let it be so many in a row",
+        "Tell traffic of this node's pods by this",
+        "End a connection whose request is not here after this long",
+        "What is not wrong and may still not be meant",
+        "An agent of ours that meets a server of ours",
+        "Keep the rules for who changes them",
+        "Carry so many connections",
+        "Program the kernel by this",
+        "Take this for the node's address",
+        "Show on one screen how the programs here are",
+        "opened a TCP connection: connection refused",
+        "Address to listen on.",
+        "Quiet",
+    ],
+)
+def test_odd_help_is_found(text: str) -> None:
+    assert odd(text, verb=False)
+    assert odd(text, verb=True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Server ID",
+        "API request burst",
+        "Address to listen on",
+        "TLS certificate of the health port",
+        "How to recognise traffic from this node's pods",
+        "Close connections that have not sent a request within this time",
+        "99th percentile of all dials",
+    ],
+)
+def test_a_noun_phrase_is_fine_for_a_flag(text: str) -> None:
+    assert odd(text, verb=False) == ""
+
+
+@pytest.mark.parametrize("text", ["Address to listen on", "How to recognise traffic"])
+def test_a_command_needs_a_verb(text: str) -> None:
+    assert odd(text, verb=True)
 
 
 @pytest.mark.parametrize("name", ["isthmus", *COMMANDS])
