@@ -11,12 +11,9 @@ from dataclasses import replace
 from typing import Final
 
 from isthmus.hosting import (
-    rules_guest_network,
     rules_names,
     rules_networks,
     rules_platforms,
-    rules_ports,
-    rules_sections,
     rules_services,
     rules_v1alpha1,
 )
@@ -31,11 +28,11 @@ from isthmus.hosting.rules_endpoints import cidr_findings, surprises
 RULES: Final[tuple[PlanRule, ...]] = (
     *rules_services.RULES,
     *rules_names.RULES,
-    *rules_ports.RULES,
-    *rules_sections.RULES,
+    *rules_services.NODE_PORT_RULES,
+    *rules_platforms.SECTION_RULES,
     *rules_platforms.RULES,
     *rules_networks.RULES,
-    *rules_guest_network.RULES,
+    *rules_networks.GUEST_RULES,
 )
 
 # What is true of every version, besides the platforms' and the webhook's.
@@ -52,7 +49,7 @@ RULES_OF: Final[Mapping[str, tuple[PlanRule, ...]]] = {
             for rule in (
                 *(rule for rule in rules_services.RULES if rule.name not in _LATER),
                 *rules_names.RULES,
-                *rules_ports.RULES,
+                *rules_services.NODE_PORT_RULES,
                 *(rule for rule in rules_platforms.RULES if rule.name in _ALWAYS),
                 *rules_networks.RULES,
             )

@@ -13,10 +13,10 @@ import yaml
 from publishing_cases import changed
 
 from isthmus.errors import ConfigError
+from isthmus.hosting.changes import refusals
 from isthmus.hosting.document import read
 from isthmus.hosting.model import PublishPlan, Weight
 from isthmus.hosting.plan import check
-from isthmus.hosting.rules_changes import refusals
 
 CASES = Path(__file__).with_name("hypershift_cases.yaml")
 ACCEPTED, REFUSED = "accepted", "refused"

@@ -11,7 +11,6 @@ from isthmus.tools.doctor import (
     configuration,
     files,
     host,
-    kubernetes,
     limits,
     peers,
     ports,
@@ -66,7 +65,7 @@ LOOKS: tuple[Look, ...] = (
     Look(
         checks=(CheckId.KUBE_API, CheckId.PERMISSIONS, CheckId.CLOCK),
         programs=programs_with("kube"),
-        see=kubernetes.see_api,
+        see=peers.see_api,
     ),
     Look(
         checks=(CheckId.BIND_ADDRESS, CheckId.BIND_RULE),

@@ -17,8 +17,8 @@ from doctor_bed import LIMIT_S, agent, by_check, patient, running, server
 
 from isthmus.frame.finding import CheckId, CheckState
 from isthmus.tools.doctor.alive import see_server_count
-from isthmus.tools.doctor.kubernetes import see_api
 from isthmus.tools.doctor.layout import layout_of
+from isthmus.tools.doctor.peers import see_api
 from isthmus.tools.pki.making import PkiFiles
 
 REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
