@@ -22,6 +22,7 @@ from grpc_clients import GrpcCall
 from stack import Stack
 
 from isthmus.tools.pki import making as pki
+from isthmus.wire.alpn import RELAY_ALPN
 from isthmus.wire.http2 import (
     END_HEADERS,
     HEADERS,
@@ -31,7 +32,7 @@ from isthmus.wire.http2 import (
     frame,
     settings,
 )
-from isthmus.wire.link import RELAY_ALPN, take_message, to_bytes
+from isthmus.wire.link import take_message, to_bytes
 from isthmus.wire.link_pb2 import Control, Hello
 
 RELAY = "relay.isthmus.internal"

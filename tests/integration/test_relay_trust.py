@@ -18,7 +18,8 @@ from isthmus.errors import ConfigError
 from isthmus.links.agent_side import MuxPeerTalk
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.revoke import revoke
-from isthmus.wire.link import RELAY_ALPN, to_bytes
+from isthmus.wire.alpn import RELAY_ALPN
+from isthmus.wire.link import to_bytes
 from isthmus.wire.link_pb2 import Control, Dial, Hello
 
 REFUSED = 'isthmus_server_link_failures_total{reason="refused"}'

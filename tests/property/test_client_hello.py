@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from isthmus.errors import ProtocolError
+from isthmus.wire.alpn import ALPN, alpn_asking_for, asked_for, is_askable
 from isthmus.wire.client_hello import MAX_HELLO_BYTES, ClientHello, hello_in
-from isthmus.wire.link import ALPN, alpn_asking_for, asked_for, is_askable
 
 ids = st.text(st.sampled_from("ABCXYZabcxyz0189._-"), min_size=1, max_size=200)
 names = st.one_of(

@@ -17,8 +17,8 @@ from isthmus.settings.rules_entitlements import (
     Entitlements,
     Grants,
     Rule,
-    fold_san,
 )
+from isthmus.settings.rules_roles import fold_san
 from isthmus.text.addresses import IpNetwork, cidr
 from isthmus.text.located_yaml import Located, compose, short
 from isthmus.text.patterns import Pattern

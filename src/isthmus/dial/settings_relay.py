@@ -10,7 +10,7 @@ from isthmus.errors import ConfigError
 from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.settings.parsing import check_pair
 from isthmus.values import HostPort, ServerId
-from isthmus.wire.link import is_askable
+from isthmus.wire.alpn import is_askable
 
 GROUP = "Relaying between servers"
 _FLAG = "--peer-server"

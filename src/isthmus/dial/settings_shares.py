@@ -20,15 +20,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from isthmus.dial.rules_policy import ClassRule, Match, Per, Share
 from isthmus.errors import ConfigError
 from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.settings.program import quantity
-from isthmus.text.patterns import Pattern
 from isthmus.values import TrafficClass
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what a policy is made of is imported when there is one: help needs none
+    from isthmus.dial.rules_policy import ClassRule, Match, Share
     from isthmus.text.located_yaml import Fields, Located
+    from isthmus.text.patterns import Pattern
 
 #: The name of the share that flags make; names in a file have no brackets.
 BY_FLAGS = "(flags)"
@@ -69,6 +69,8 @@ def read_share(
     node: Located, match: Callable[[Located], Match], name: Callable[[str], str]
 ) -> Share:
     """Read one share; ``match`` and ``name`` read those of a rule, which mean the same."""
+    from isthmus.dial.rules_policy import Match, Per, Share
+
     found = node.mapping(KEYS, required=("name",))
     if not any(key in found for key in _LIMITS):
         node.error(f"limits nothing: it has none of {', '.join(_LIMITS)}")
@@ -156,6 +158,8 @@ class ShareSettings(SettingsBlock):
         rate = _rate_of_flag(self.max_bytes_per_second_per_requester)
         if not (tunnels or dials_per_s or rate):
             return None
+        from isthmus.dial.rules_policy import Share
+
         return Share(
             name=BY_FLAGS,
             max_tunnels=tunnels,
@@ -186,6 +190,8 @@ def read_class(
     name: Callable[[str], str],
 ) -> ClassRule:
     """Read one rule; ``match`` and ``name`` read those of a rule of the policy, and ``objects``."""
+    from isthmus.dial.rules_policy import ClassRule, Match
+
     found = node.mapping(CLASS_KEYS, required=("name", "class"))
     matched, objects = match(found["match"]) if "match" in found else (Match(), ())
     return ClassRule(

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from isthmus.values import HostPort, ServerId
-from isthmus.wire.link import is_askable
+from isthmus.wire.alpn import is_askable
 
 DURATION_S = 30
 RENEW_S = 15.0

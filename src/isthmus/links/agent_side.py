@@ -37,9 +37,9 @@ from isthmus.tunnel.http2_stream import NOBODY, Http2Stream
 from isthmus.tunnel.packet_link import PacketLink
 from isthmus.tunnel.stream import Stream
 from isthmus.values import AgentId, ServerId
+from isthmus.wire.alpn import RELAY_ALPN, asked_for, is_askable
 from isthmus.wire.grpc import CONTENT_TYPE, Status, read_status, response_problem
 from isthmus.wire.http2 import Headers
-from isthmus.wire.link import RELAY_ALPN, asked_for, is_askable
 from isthmus.wire.link_pb2 import Control, Hello, Welcome
 
 _CONNECT_S = 10.0

@@ -37,9 +37,9 @@ from isthmus.tunnel.http2_stream import NOBODY, Handler, Http2Stream
 from isthmus.tunnel.packet_link import PacketLink
 from isthmus.tunnel.stream import Stream
 from isthmus.values import ANONYMOUS, AgentId, ServerId
+from isthmus.wire.alpn import RELAY_ALPN
 from isthmus.wire.grpc import CONTENT_TYPE, Refusal, Status, request_problem, status_headers
 from isthmus.wire.http2 import ErrorCode, Headers, Http2Error, header
-from isthmus.wire.link import RELAY_ALPN
 from isthmus.wire.link_pb2 import Control, Load, Welcome
 from isthmus.wire.link_pb2 import Membership as MembershipMessage
 from isthmus.wire.link_pb2 import Refusal as RefusalMessage

@@ -31,7 +31,7 @@ from isthmus.values import (
     RequestMetadata,
     TrafficClass,
 )
-from isthmus.wire.link import is_ours
+from isthmus.wire.alpn import is_ours
 from isthmus.wire.link_pb2 import DialResult
 
 Told = Callable[[DialResult | None], None]

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from ipaddress import IPv4Network, IPv6Network, collapse_addresses, ip_address
+from ipaddress import IPv4Network, IPv6Network, collapse_addresses
 
 from isthmus.settings.identifiers import DEFAULT_ROUTE, Identifiers
+from isthmus.settings.rules_roles import fold_san
 from isthmus.text.addresses import IpNetwork, plain_network
 from isthmus.text.patterns import Pattern, Proved
 from isthmus.values import Identity, is_address
@@ -163,13 +164,6 @@ def proved_by(
         found["pod"] = (pod,)
     kept = {key: tuple(filter(None, values)) for key, values in found.items()}
     return {key: values for key, values in kept.items() if values}
-
-
-def fold_san(text: str) -> str:
-    """A subject alternative name in its normal form; in URIs and mail addresses case matters."""
-    if is_address(text):
-        return str(ip_address(text))
-    return text if "/" in text or "@" in text else text.lower().removesuffix(".")
 
 
 def _gaps(

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from ipaddress import ip_address
 
-from isthmus.settings.rules_entitlements import fold_san
 from isthmus.text.patterns import Pattern
-from isthmus.values import Identity
+from isthmus.values import Identity, is_address
 
 _ORGANIZATION = "O="
 _MAX_NAME_CHARS = 200
@@ -114,3 +114,10 @@ def _shown(identity: Identity) -> str:
     text = str(identity)
     shown = text if len(text) <= _MAX_NAME_CHARS else f"{text[: _MAX_NAME_CHARS - 1]}…"
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in shown)
+
+
+def fold_san(text: str) -> str:
+    """A subject alternative name in its normal form; in URIs and mail addresses case matters."""
+    if is_address(text):
+        return str(ip_address(text))
+    return text if "/" in text or "@" in text else text.lower().removesuffix(".")

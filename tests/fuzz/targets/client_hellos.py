@@ -3,8 +3,8 @@
 from cutting import knobs
 
 from isthmus.errors import ProtocolError
+from isthmus.wire.alpn import asked_for, is_askable
 from isthmus.wire.client_hello import MAX_HELLO_BYTES, ClientHello, hello_in
-from isthmus.wire.link import asked_for, is_askable
 
 
 def _outcome(data: bytes) -> object:

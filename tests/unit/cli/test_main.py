@@ -12,6 +12,7 @@ import pytest
 
 from isthmus import __version__
 from isthmus.cli.main import COMMANDS, main
+from isthmus.programs import programs
 
 HEAVY = ["aiohttp", "asyncio", "cryptography", "uvloop", "rich", "prometheus_client", "pyroute2"]
 PROBE = """
@@ -42,6 +43,18 @@ def probe(modules: list[str], *args: str) -> list[object]:
 )
 def test_help_and_typing_errors_load_nothing_heavy(line: str, code: int) -> None:
     assert probe(["click", *HEAVY], *line.split()) == [code, ["click"]]
+
+
+@pytest.mark.parametrize("program", [it.name for it in programs()])
+def test_help_of_a_program_loads_neither_messages_nor_policies(program: str) -> None:
+    names = ["google.protobuf", "isthmus.settings.rules_entitlements", "yaml"]
+    assert probe(names, program, "--help") == [0, []]
+
+
+def test_the_package_is_the_command() -> None:
+    argv = [sys.executable, "-m", "isthmus", "--version"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"isthmus {__version__}\n", "")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from isthmus.net.listen import Listener, bind_tcp
 from isthmus.net.poller import Poller
 from isthmus.tools.pki import making as pki
 from isthmus.values import AgentId, ServerId
-from isthmus.wire.link import ALPN
+from isthmus.wire.alpn import ALPN
 
 MUX, GRPC = (ALPN,), ("h2",)
 

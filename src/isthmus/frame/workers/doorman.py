@@ -29,8 +29,8 @@ from isthmus.net.peek import HelloPeek
 from isthmus.net.poller import Poller
 from isthmus.net.rules_slots import Strangers
 from isthmus.net.systemd import PassedSocket
+from isthmus.wire.alpn import asked_for
 from isthmus.wire.client_hello import ClientHello
-from isthmus.wire.link import asked_for
 
 #: Connections that wait because no worker takes them now; as many as wait in a listener's queue.
 MOST_WAITING = 4096

@@ -27,7 +27,7 @@ from isthmus.net.rules_proxies import ProxyRules
 from isthmus.net.through_proxy import connect_through
 from isthmus.programs.agent.settings import is_srv_name
 from isthmus.values import HostPort, ServerId
-from isthmus.wire.link import alpn_asking_for
+from isthmus.wire.alpn import alpn_asking_for
 
 _QUIET_S = 30.0
 #: The family of an address that is a name, which a proxy looks up.

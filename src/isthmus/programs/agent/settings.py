@@ -40,7 +40,7 @@ from isthmus.settings.program import (
     CarrierSettings,
 )
 from isthmus.values import HostPort, is_address
-from isthmus.wire.link import ALPN as MUX_ALPN
+from isthmus.wire.alpn import ALPN as MUX_ALPN
 
 _SERVER = "Server to connect to"
 _TARGETS = "Targets"

@@ -48,7 +48,7 @@ from isthmus.programs.server.tls import refusal_of
 from isthmus.settings.gates import CLUSTER_TO_MASTER, FLAG
 from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.values import AgentId, ServerId
-from isthmus.wire.link import RELAY_ALPN, alpn_asking_for, is_askable
+from isthmus.wire.alpn import RELAY_ALPN, alpn_asking_for, is_askable
 
 _log = logging.getLogger("isthmus.server")
 _audit = logging.getLogger("isthmus.audit")

@@ -22,7 +22,7 @@ from isthmus.programs.server.peers_relay import peer_files
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import values_of
 from isthmus.values import HostPort
-from isthmus.wire.link import RELAY_ALPN
+from isthmus.wire.alpn import RELAY_ALPN
 
 
 class ServerLayout(SettingsLayout[ServerSettings]):

@@ -34,8 +34,8 @@ from isthmus.programs.server.metrics import HandOn, ServerMetrics
 from isthmus.text.addresses import plain_address
 from isthmus.tunnel.end import End, Ending, join, nobody_listens
 from isthmus.values import HostPort, ServerId
+from isthmus.wire.alpn import asked_for
 from isthmus.wire.client_hello import ClientHello
-from isthmus.wire.link import asked_for
 
 _MOST_TOLD = 128  # agents believe no more
 

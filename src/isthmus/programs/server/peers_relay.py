@@ -44,7 +44,7 @@ from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.server.tls import ServerTls
 from isthmus.text.pacing import Backoff
 from isthmus.values import AgentId, HostPort, ServerId
-from isthmus.wire.link import RELAY_ALPN
+from isthmus.wire.alpn import RELAY_ALPN
 
 #: How often to look whether there are other servers than before.
 _LOOK_S = 1.0

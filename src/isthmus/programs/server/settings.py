@@ -50,7 +50,7 @@ from isthmus.settings.program import (
     check_workers,
 )
 from isthmus.values import HostPort, ServerId
-from isthmus.wire.link import ALPN as MUX_ALPN
+from isthmus.wire.alpn import ALPN as MUX_ALPN
 
 #: The value of --agent-identity-binding that is no file.
 BY_NAME_WORD = "name"

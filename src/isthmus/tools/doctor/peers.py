@@ -38,8 +38,8 @@ from isthmus.tools.doctor.certificates import judge_expiry, judge_skew, listed
 from isthmus.tools.doctor.configuration import environ_of
 from isthmus.tools.doctor.layout import layout_of
 from isthmus.values import HostPort, is_address
+from isthmus.wire.alpn import RELAY_ALPN, is_ours
 from isthmus.wire.http2 import PREFACE
-from isthmus.wire.link import RELAY_ALPN, is_ours
 from isthmus.wire.yamux import Flags, FrameType, GoAwayCode, Header
 
 # In one write: whoever answers the ping has read the goodbye as well.

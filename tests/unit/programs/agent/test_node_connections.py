@@ -48,7 +48,7 @@ from isthmus.text.pacing import Backoff
 from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending, join
 from isthmus.values import AgentId, HostPort, ServerId
-from isthmus.wire.link import ALPN
+from isthmus.wire.alpn import ALPN
 
 DESTINATION = HostPort("apiserver.internal", 6443)
 GATE = (CLUSTER_TO_MASTER,)

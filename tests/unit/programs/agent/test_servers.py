@@ -34,7 +34,7 @@ from isthmus.tools.pki import making as pki
 from isthmus.tunnel.end import Ending
 from isthmus.tunnel.stream import Stream
 from isthmus.values import AgentId, DialId, DialRequest, HostPort, Identity, ServerId
-from isthmus.wire.link import ALPN, alpn_asking_for
+from isthmus.wire.alpn import ALPN, alpn_asking_for
 from isthmus.wire.link_pb2 import Control, DialResult
 from isthmus.wire.link_pb2 import Membership as Members
 

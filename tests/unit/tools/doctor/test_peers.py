@@ -22,7 +22,7 @@ from isthmus.tools.doctor.peers import Resolved, judge_name, see_names, see_peer
 from isthmus.tools.pki import making as pki
 from isthmus.tools.pki.making import PkiFiles
 from isthmus.values import HostPort
-from isthmus.wire.link import RELAY_ALPN
+from isthmus.wire.alpn import RELAY_ALPN
 
 STEPS = (
     CheckId.CONNECT,
