@@ -10,7 +10,7 @@ import errno
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Try it": {
         "up": ("tools.up.command", "Start a server, an agent and a demo target in this terminal"),
-        "lab": ("lab.command", "Build networks with walls between them on this machine"),
+        "lab": ("lab.command", "Build test networks with firewalls between them on this machine"),
     },
     "Run it": {
-        "pki": ("tools.pki.command", "Make and show certificates"),
+        "pki": ("tools.pki.command", "Create, revoke and show certificates"),
         **{it.name: (it.command_module.removeprefix("isthmus."), it.help) for it in programs()},
     },
     "Look at it": {
@@ -46,12 +46,15 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
             "tools.watching.command_dashboard",
             "Serve one page that shows several running programs",
         ),
-        "tunnels": ("tools.watching.command_tunnels", "Show tunnels, and end them"),
-        "agents": ("tools.watching.command_agents", "Show connected agents"),
-        "doctor": ("tools.doctor.command", "Find problems here, and what to do about them"),
+        "tunnels": ("tools.watching.command_tunnels", "List tunnels, and end them"),
+        "agents": ("tools.watching.command_agents", "List connected agents"),
+        "doctor": (
+            "tools.doctor.command",
+            "Find problems on this machine, and what to do about them",
+        ),
         "support-bundle": (
             "tools.doctor.command_bundle",
-            "Pack logs and settings for support, without secrets",
+            "Pack logs and settings into an archive for support, without secrets",
         ),
         "dial": (
             "tools.connectivity.command_dial",
@@ -71,7 +74,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "policy": ("tools.connectivity.command_policy", "Test what a policy allows"),
         "resolve": (
             "tools.connectivity.command_resolve",
-            "Explain how a sidecar finds and reaches a name",
+            "Explain how a sidecar resolves and reaches a name",
         ),
         "publish": ("hosting.command", "Plan how a hosted control plane is reached"),
     },
@@ -79,7 +82,7 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "manifest": ("manifests.command", "Write manifests and units that run Isthmus"),
         "bootstrap": (
             "tools.bootstrap.command",
-            "Help nodes to find kube-apiserver through their agents",
+            "Lead nodes to kube-apiserver through their agents",
         ),
     },
     "Other": {
@@ -153,12 +156,19 @@ class LazyGroup(click.Group):
         ] + click.Command.shell_complete(self, ctx, incomplete)
 
 
+def _below(command: click.Command) -> Iterable[click.Command]:
+    if isinstance(command, click.Group):
+        return command.commands.values()
+    setup = getattr(command, "setup", None)  # of WithSetup
+    return (setup,) if setup else ()
+
+
 def keep_help_names(command: click.Command) -> None:
     """Have a command, and those below it, answer to -h in whatever context they come to be.
 
     click keeps the help option of the first context that asks, as that one names it.
     """
-    for each in command.commands.values() if isinstance(command, click.Group) else ():
+    for each in _below(command):
         keep_help_names(each)
     command.get_help_option(click.Context(command, help_option_names=["-h", "--help"]))
 
@@ -168,7 +178,7 @@ def refuse_twice(command: click.Command) -> None:
 
     click would take the last and say nothing. Settings decide by themselves (``Option.takes_one``).
     """
-    for each in command.commands.values() if isinstance(command, click.Group) else ():
+    for each in _below(command):
         refuse_twice(each)
     if command in _WATCHED or hasattr(command, "declared"):
         return

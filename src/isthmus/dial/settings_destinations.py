@@ -141,8 +141,9 @@ class DestinationSettings(SettingsBlock):
 
     allowed_destination: tuple[str, ...] = option(
         (),
-        help="Let nodes reach this address and port of the control plane through their agents: a "
-        f"name, an address or a network; nothing else is, and nothing without {CLUSTER_TO_MASTER}",
+        help="Address and port of the control plane that nodes may reach through their agents: a "
+        "name, an address or a network; nothing else can be reached, and nothing at all without "
+        f"{CLUSTER_TO_MASTER}",
         repeat=True,
         group=NODE_TRAFFIC,
         metavar="HOST|CIDR:PORT",

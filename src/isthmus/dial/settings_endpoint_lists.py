@@ -186,8 +186,8 @@ class EndpointSettings(SettingsBlock):
 
     allow: tuple[str, ...] = option(
         (),
-        help="Dial only this network, address or name, and what other flags of this kind list; "
-        "what is more specific than an --endpoint-deny goes before it",
+        help="Network, address or name that may be dialed; with any, nothing else may be; an "
+        "entry more specific than an --endpoint-deny overrides it",
         repeat=True,
         filled=True,
         group=_GROUP,
@@ -195,7 +195,8 @@ class EndpointSettings(SettingsBlock):
     )
     deny: tuple[str, ...] = option(
         (),
-        help="Never dial this network, address or name, besides where clouds keep credentials: "
+        help="Network, address or name that is never dialed, besides those where clouds keep "
+        "credentials: "
         f"{', '.join(DENIED_BY_DEFAULT)}",
         repeat=True,
         filled=True,

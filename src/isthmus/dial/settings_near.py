@@ -25,15 +25,15 @@ class NearSettings(SettingsBlock):
 
     prefer_near: bool = option(
         True,
-        help="Among the agents that a strategy allows, prefer one on the destination's node, then "
-        "one in its zone, then one in --zone, while it has not much more to do than others",
+        help="Prefer agents on the destination's node, then in its zone, then in --zone, unless "
+        "they are much busier than others that the strategy allows",
         group=GROUP,
     )
-    zone: str = option("", help="Say that this server is in this zone", group=GROUP, metavar="ZONE")
+    zone: str = option("", help="Zone of this server", group=GROUP, metavar="ZONE")
     zone_cidr: tuple[str, ...] = option(
         (),
-        help="Take destinations in this network to be in this zone; without it, the zone of the "
-        "agents that stand for them",
+        help="Zone of the destinations in a network; without it, the zone of the agents that "
+        "stand for them",
         repeat=True,
         group=GROUP,
         metavar="ZONE=CIDR",

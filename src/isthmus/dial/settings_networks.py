@@ -341,8 +341,8 @@ class NetworkSettings(SettingsBlock):
 
     cluster_network: tuple[str, ...] = option(
         (),
-        help="Serve the network NAME with these addresses, and nothing outside of such networks; "
-        "via is agents (its own, without via), direct, server:URL or dialer:NAME",
+        help="Network to serve, by name and addresses; nothing outside of such networks is "
+        "served; via is agents (its own, without via), direct, server:URL or dialer:NAME",
         repeat=True,
         group=_GROUP,
         metavar=METAVAR,
@@ -351,7 +351,7 @@ class NetworkSettings(SettingsBlock):
     policy_file: str = option(
         "",
         once=True,
-        help="Allow only what the rules of this file allow; it is read again when it changes",
+        help="File of rules that dials must satisfy; read again when it changes",
         group=_GROUP,
         metavar="FILE",
         filled=True,

@@ -28,43 +28,43 @@ class RelaySettings(SettingsBlock):
 
     peer_relay: bool = option(
         False,
-        help="While no agent here can take a dial, ask the servers of --peer-server, or of the "
-        "Leases, to pass it to theirs",
+        help="Ask other servers, of --peer-server or of the Leases, to pass a dial to their "
+        "agents while none of this server can take it",
         group=GROUP,
     )
     peer_relay_name: tuple[str, ...] = option(
         (),
-        help="Pass dials of a server to this one's own agents if its certificate has this name, "
-        "as common name or alternative name; without it, of no server",
+        help="Common or alternative name of servers whose dials this server passes to its own "
+        "agents; without it, no server's",
         repeat=True,
         group=GROUP,
         metavar="NAME",
     )
     peer_cert: str = option(
         "",
-        help="Show this certificate to other servers; it must be good for clients",
+        help="TLS certificate shown to other servers; it must be valid for clients",
         shown_default="--cluster-cert",
         group=GROUP,
         metavar="FILE",
     )
     peer_key: str = option(
         "",
-        help="Use this private key with --peer-cert",
+        help="Private key of --peer-cert",
         shown_default="--cluster-key",
         group=GROUP,
         metavar="FILE",
     )
     peer_ca_cert: str = option(
         "",
-        help="Trust other servers with a certificate from these authorities",
+        help="CAs that certificates of other servers must come from",
         shown_default="--cluster-ca-cert",
         group=GROUP,
         metavar="FILE",
     )
     peer_server_name: str = option(
         "",
-        help="Expect this name in the certificates of other servers, wherever they are; empty "
-        "means their host",
+        help="Name expected in the certificates of other servers, wherever they are; empty means "
+        "their host",
         group=GROUP,
         metavar="NAME",
     )

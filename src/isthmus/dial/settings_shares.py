@@ -122,19 +122,20 @@ class ShareSettings(SettingsBlock):
 
     max_tunnels_per_requester: int = option(
         0,
-        help="Let each requester have so many open tunnels, unless a share of the policy file says "
-        "otherwise; 0 is no limit",
+        help="Maximum number of open tunnels per requester, unless a share of the policy file "
+        "says otherwise; 0 is no limit",
         group=_GROUP,
     )
     max_dials_per_second_per_requester: float = option(
         0.0,
-        help="Let each requester dial so often, twice as often for a second; 0 is no limit",
+        help="Maximum number of dials per second and requester, twice as many within one second; "
+        "0 is no limit",
         group=_GROUP,
     )
     max_bytes_per_second_per_requester: str = option(
         "",
-        help="Let each requester send and receive so many bytes a second, such as 10Mi; empty is "
-        "no limit",
+        help="Maximum number of bytes per second and requester, sent and received, such as 10Mi; "
+        "empty is no limit",
         group=_GROUP,
         metavar="BYTES",
     )

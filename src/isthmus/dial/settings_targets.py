@@ -115,15 +115,15 @@ class TargetSettings(SettingsBlock):
 
     target: tuple[str, ...] = option(
         (),
-        help="Forward connections to this port of --bind-address to this destination beside the "
-        "server, which must permit it (--allowed-destination)",
+        help="Port of --bind-address, and the destination beside the server that its connections "
+        "are forwarded to; the server must permit it (--allowed-destination)",
         repeat=True,
         group=NODE_TRAFFIC,
         metavar="LOCAL_PORT:HOST:PORT",
     )
     target_wait_s: float = option(
         10.0,
-        help="Let a local connection wait this long for a server that takes it, then reset it",
+        help="How long a local connection waits for a server that accepts it before it is reset",
         unit="seconds",
         group=NODE_TRAFFIC,
     )

@@ -27,9 +27,9 @@ class RoleSettings(SettingsBlock):
 
     agent_names: tuple[str, ...] = option(
         (),
-        help="Accept agents only if their certificate has one of these names: edge-* is a common "
-        "or alternative name, O=edge an organization; without it, all but those that isthmus pki "
-        "made for others",
+        help="Names of agents, one of which their certificate must have: edge-* is a common or "
+        "alternative name, O=edge an organization; without it, all but those that isthmus pki "
+        "made for other roles",
         repeat=True,
         filled=True,
         group="Agents",
@@ -37,8 +37,8 @@ class RoleSettings(SettingsBlock):
     )
     client_names: tuple[str, ...] = option(
         (),
-        help="Accept clients of the TCP frontend only if their certificate has one of these names, "
-        "as --agent-names has them",
+        help="Names of TCP clients, one of which their certificate must have, written as for "
+        "--agent-names",
         repeat=True,
         filled=True,
         group="Frontend, where kube-apiserver connects",
@@ -47,9 +47,8 @@ class RoleSettings(SettingsBlock):
 
     server_auth: str = option(
         MTLS,
-        help="Have clients of the TCP frontend prove who they are by a certificate of "
-        f"--server-ca-cert; {NONE_ON_LOOPBACK} asks for none, and needs a --server-bind-address on "
-        "loopback",
+        help=f"Authentication of TCP clients: {MTLS} requires a certificate from --server-ca-cert; "
+        f"{NONE_ON_LOOPBACK} requires nothing, and needs a --server-bind-address on loopback",
         choices=(MTLS, NONE_ON_LOOPBACK),
         metavar=f"{MTLS}|{NONE_ON_LOOPBACK}",
         group="Frontend, where kube-apiserver connects",
@@ -154,8 +153,8 @@ class RevocationSettings(SettingsBlock):
     cluster_crl_file: str = option(
         "",
         once=True,
-        help="Refuse agents, and other servers, whose certificate is in a list of this file, and "
-        "cut those that are linked; it is read again when it changes",
+        help="Certificate revocation lists for agents and other servers: those revoked are "
+        "refused and their links closed; read again when the file changes",
         group=_GROUP,
         metavar="FILE",
         filled=True,
@@ -163,22 +162,22 @@ class RevocationSettings(SettingsBlock):
     server_crl_file: str = option(
         "",
         once=True,
-        help="Refuse clients whose certificate is in a list of this file, and cut those that are "
-        "connected",
+        help="Certificate revocation lists for clients: those revoked are refused and their "
+        "connections closed; read again when the file changes",
         group=_GROUP,
         metavar="FILE",
         filled=True,
     )
     agent_token_review_interval_s: float = option(
         300.0,
-        help="Ask the Kubernetes API again about the token of each linked agent this often, and "
-        "cut those that it does not accept any more; 0 asks once",
+        help="How often to have the Kubernetes API review the tokens of linked agents again; "
+        "agents whose token is no longer accepted are cut; 0 reviews a token once",
         unit="seconds",
         group=_GROUP,
     )
     agent_token_expiry: str = option(
         KEEP,
-        help="Keep or cut the link of an agent when the token that it came with expires",
+        help="Keep or cut the link of an agent when its token expires",
         choices=(KEEP, CUT),
         metavar=f"{KEEP}|{CUT}",
         group=_GROUP,

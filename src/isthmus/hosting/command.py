@@ -28,19 +28,21 @@ _OUTPUT = output_option()
 _KEEP_SOURCES = click.option(
     "--keep-sources",
     is_flag=True,
-    help="Make allowed CIDR blocks hold where only a NetworkPolicy can see to it",
+    help="Enforce allowed CIDR blocks where only a NetworkPolicy can",
 )
 _MANAGEMENT_API = click.option(
     "--management-api",
     multiple=True,
     metavar="ADDRESS",
-    help="Keep pods away from this address of the management cluster's API server; repeatable",
+    help="Address of the management cluster's API server, from which pods are kept away; "
+    "repeatable",
 )
 _MANAGEMENT_NETWORK = click.option(
     "--management-network",
     multiple=True,
     metavar="CIDR",
-    help="Keep pods away from this range of the management cluster's pods or Services; repeatable",
+    help="Range of the management cluster's pods or Services, from which pods are kept away; "
+    "repeatable",
 )
 
 
@@ -112,9 +114,9 @@ def command() -> None:
     "old",
     metavar="FILE",
     callback=filled,
-    help="Say what it takes to come from this document to the new one",
+    help="Document that is in place now; show what changes from it to the new one",
 )
-@click.option("--svg", metavar="FILE", callback=filled, help="Write a picture to this file")
+@click.option("--svg", metavar="FILE", callback=filled, help="Write an SVG picture to this file")
 @_planning
 @_OUTPUT
 def plan(file: str, old: str | None, svg: str | None, output: str, options: _PlanOptions) -> int:
@@ -149,7 +151,7 @@ def plan(file: str, old: str | None, svg: str | None, output: str, options: _Pla
     multiple=True,
     metavar="RULE",
     callback=filled,
-    help="Leave out the warnings of this rule; repeatable",
+    help="Rule whose warnings are left out; repeatable",
 )
 @_planning
 @_OUTPUT
@@ -197,31 +199,31 @@ class _RenderOptions:
     "--part",
     metavar="NAME",
     callback=filled,
-    help="Print this file [default: objects.yaml, what the management cluster gets]",
+    help="File to print [default: objects.yaml, which is for the management cluster]",
 )
 @click.option(
-    "--directory", metavar="DIR", callback=filled, help="Write every file into this directory"
+    "--directory", metavar="DIR", callback=filled, help="Directory to write every file into"
 )
-@click.option("--image", metavar="IMAGE", callback=filled, help="Run this image of Isthmus")
+@click.option("--image", metavar="IMAGE", callback=filled, help="Image of Isthmus to run")
 @click.option(
     "--replicas",
     type=click.IntRange(1, 100),
     default=3,
     show_default=True,
-    help="Count on so many kube-apiservers",
+    help="Number of kube-apiservers",
 )
 @click.option(
     "--address",
     "addresses",
     multiple=True,
     metavar="ENDPOINT=HOST[:PORT]",
-    help="Take this for an address that the platform has chosen; repeatable",
+    help="Address that the platform has chosen for an endpoint; repeatable",
 )
 @click.option(
     "--nodes-from",
     default="",
     metavar="ADDRESS",
-    help="Let the nodes of the lab come from this address, such as a NAT gateway's",
+    help="Address that the nodes of the lab come from, such as a NAT gateway's",
 )
 @_planning
 def render(file: str, options: _PlanOptions, **given: Any) -> int:
@@ -269,11 +271,11 @@ def render(file: str, options: _PlanOptions, **given: Any) -> int:
     return FINE
 
 
-@command.command(short_help="Explain why everything is as it is")
+@command.command(short_help="Explain the reason for every part of the plan")
 @click.argument("file", callback=filled)
 @_planning
 def explain(file: str, options: _PlanOptions) -> int:
-    """Explain why everything is as it is
+    """Explain the reason for every part of the plan
 
     \b
     Example:
@@ -291,7 +293,7 @@ def explain(file: str, options: _PlanOptions) -> int:
     "--to",
     "version",
     type=click.Choice(["v1alpha1", "v1beta1"]),
-    help="Version of the API [default: the one that the document is not of]",
+    help="Version of the API [default: the version that the document is not in]",
 )
 def convert(file: str, version: str | None) -> int:
     """Convert a document to the other version of the API

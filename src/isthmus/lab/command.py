@@ -17,27 +17,27 @@ from isthmus.frame.cli.tables import output_option
 if TYPE_CHECKING:
     from isthmus.lab.play import RunOptions
 
-_LAB = click.option("--lab", "token", metavar="ID", default="", help="Mean this lab of several")
+_LAB = click.option("--lab", "token", metavar="ID", default="", help="Lab to use if several are up")
 _FIREWALL = click.option(
     "--firewall",
     type=click.Choice(["nft", "iptables"]),
-    help="Build the wall with this tool [default: the first that is there]",
+    help="Firewall tool that builds the walls [default: the first that is installed]",
 )
 _PATH = click.option(
     "--path",
     multiple=True,
     metavar="DIR",
-    help="Look for programs that a topology needs here first; repeatable",
+    help="Directory to search first for the programs of a topology; repeatable",
 )
 
 
 @click.group(
     name="lab",
-    short_help="Build networks with walls between them on this machine",
+    short_help="Build test networks with firewalls between them on this machine",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:
-    """Build networks with walls between them on this machine
+    """Build test networks with firewalls between them on this machine
 
     A topology is a small YAML file: networks, hosts, firewall, programs, and what has to be seen.
     Some come with Isthmus (isthmus lab list); give the path of a file for one of your own. Needs
@@ -63,16 +63,16 @@ def _wishes(
     return RunOptions(firewall=firewall or "", without=names, keep=keep, path=path)
 
 
-@command.command(short_help="Build a topology, check all it says, take it down")
+@command.command(short_help="Build a topology, check what it expects, and take it down")
 @click.argument("topology")
-@click.option("--keep", is_flag=True, help="Leave it up")
+@click.option("--keep", is_flag=True, help="Leave the lab up afterwards")
 @click.option("--json", "as_json", is_flag=True, help="Print what was seen as JSON")
 @_FIREWALL
 @_PATH
 def run(
     topology: str, keep: bool, as_json: bool, firewall: str | None, path: tuple[str, ...]
 ) -> int:
-    """Build a topology, check all it says, take it down
+    """Build a topology, check what it expects, and take it down
 
     The exit code is 0 if everything was as the topology says, and 1 if not.
 
@@ -96,7 +96,7 @@ def run(
     "--without",
     multiple=True,
     metavar="PROCESS",
-    help="Leave this process to be started by hand; repeatable",
+    help="Process to leave out, because you start it by hand; repeatable",
 )
 @_FIREWALL
 @_PATH
@@ -142,10 +142,10 @@ def down(token: str, every: bool) -> None:
         click.echo(f"lab {lab.token} is down")
 
 
-@command.command(name="list", short_help="Show topologies, and the labs that are up")
+@command.command(name="list", short_help="List topologies, and the labs that are up")
 @output_option()
 def list_(output: str) -> None:
-    """Show topologies, and the labs that are up
+    """List topologies, and the labs that are up
 
     \b
     Example:
@@ -159,7 +159,7 @@ def list_(output: str) -> None:
 @command.command(short_help="Draw a lab with its tunnels, or a topology")
 @click.argument("topology", required=False)
 @_LAB
-@click.option("--svg", metavar="FILE", help="Write a picture to this file")
+@click.option("--svg", metavar="FILE", help="Write an SVG picture to this file")
 def show(topology: str | None, token: str, svg: str | None) -> None:
     """Draw a lab with its tunnels, or a topology
 

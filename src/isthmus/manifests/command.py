@@ -40,16 +40,21 @@ def command() -> None:
     "files",
     metavar="FILE",
     multiple=True,
-    help="Read these values of the Helm chart; repeatable, later files count more",
+    help="Values file of the Helm chart; repeatable, later files override earlier ones",
 )
 @click.option(
     "--namespace",
     metavar="NAME",
     default="kube-system",
     show_default=True,
-    help="Put everything into this namespace",
+    help="Namespace of the objects",
 )
-@click.option("--image", metavar="IMAGE", callback=filled, help="Image instead of the values'")
+@click.option(
+    "--image",
+    metavar="IMAGE",
+    callback=filled,
+    help="Image to run instead of the one in the values",
+)
 def everything(files: tuple[str, ...], namespace: str, image: str | None) -> int:
     """Write a whole installation, as the Helm chart does
 
@@ -105,24 +110,24 @@ RULES, OBJECT, GRAFANA = "rules", "prometheus-rule", "grafana"
     type=click.Choice([RULES, OBJECT, GRAFANA]),
     default=RULES,
     show_default=True,
-    help="Write rules for Prometheus, the same for its operator, or a dashboard for Grafana",
+    help="Rules for Prometheus, the same for its operator, or a dashboard for Grafana",
 )
 @click.option(
     "--name",
     default="isthmus",
     show_default=True,
     callback=filled,
-    help="Give the object this name",
+    help="Name of the object",
 )
 @click.option(
     "--namespace",
     default="kube-system",
     show_default=True,
     callback=filled,
-    help="Put the operator's object into this namespace",
+    help="Namespace of the operator's object",
 )
 def monitoring(output: str, name: str, namespace: str) -> int:
-    """Write Prometheus rules and a Grafana dashboard over our metrics
+    """Write Prometheus rules and a Grafana dashboard for Isthmus's metrics
 
     \b
     Example:

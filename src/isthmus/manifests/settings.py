@@ -29,22 +29,20 @@ DEFAULT_IMAGE = f"isthmus:{__version__}"
 _AROUND = "Around the pods"
 
 # What several programs can be told of their manifest.
-FORM = shared("", help="Write a manifest of this form", flag="as")
-NAMESPACE = shared("kube-system", help="Put it into this namespace", metavar="NAME")
-HOSTED_NAMESPACE = shared(
-    "", help="Say this namespace, that of the hosted control plane", metavar="NAME"
-)
-IMAGE = shared(DEFAULT_IMAGE, help="Run this image, which has isthmus in its PATH", metavar="IMAGE")
+FORM = shared("", help="Form of the manifest", flag="as")
+NAMESPACE = shared("kube-system", help="Namespace of the objects", metavar="NAME")
+HOSTED_NAMESPACE = shared("", help="Namespace of the hosted control plane", metavar="NAME")
+IMAGE = shared(DEFAULT_IMAGE, help="Image to run, which has isthmus in its PATH", metavar="IMAGE")
 RUN_AS = shared(
     UNPRIVILEGED,
-    help="Run as this user and group, who must be able to read the files",
+    help="User and group to run as, which must be able to read the files",
     metavar="ID",
 )
-REPLICAS = shared(2, help="Run so many pods of a deployment")
-EXECUTABLE = shared("/usr/bin/isthmus", help="Start this file in a unit", metavar="PATH")
+REPLICAS = shared(2, help="Number of pods of a deployment")
+EXECUTABLE = shared("/usr/bin/isthmus", help="Program that a unit starts", metavar="PATH")
 UNIT_GROUP = shared(
     "isthmus",
-    help="Run a unit with this group as well, who must be able to read the files",
+    help="Additional group of a unit, which must be able to read the files",
     metavar="NAME",
 )
 CLIENT_SECRET = shared("konnectivity-client", metavar="NAME")
@@ -72,18 +70,18 @@ class AroundSettings:
 
     host_network: bool = option(
         True,
-        help="Run the pods of a daemonset in the network of their nodes",
+        help="Run the pods of a daemonset in the host network",
         group=_AROUND,
     )
     network_policy: bool = option(
         True,
-        help="Add a NetworkPolicy where pods have a network of their own; nobody enforces one in "
-        "the network of a node",
+        help="Add a NetworkPolicy where pods have a network of their own; none is enforced in the "
+        "host network",
         group=_AROUND,
     )
     allow_cidr: tuple[str, ...] = option(
         (),
-        help="Narrow the NetworkPolicy to this network: a server's agents come from it, an agent "
+        help="Network to narrow the NetworkPolicy to: a server's agents come from it, an agent "
         "dials into it",
         repeat=True,
         metavar="CIDR",

@@ -23,8 +23,8 @@ NO_UPLINK = "none"
 
 UPLINK_INTERFACE: SharedOption[tuple[str, ...]] = shared(
     (),
-    help="Drop connections to the address that come in here; empty finds the uplinks, none "
-    "drops nothing, for those who filter themselves",
+    help="Interface on which incoming connections to the address are dropped; empty finds the "
+    "uplinks, none drops nothing, if you filter them yourself",
     repeat=True,
     metavar="NAME",
     go=OURS,
@@ -46,15 +46,15 @@ class BindSettings(SettingsBlock):
 
     address: tuple[str, ...] = option(
         (),
-        help="Accept the connections of this node and its pods at this address, which only this "
-        "node has, or at one of each family, as 10.0.0.1,fd00::1; needs --target as well",
+        help="Address at which this node and its pods connect, owned by this node alone, or one "
+        "of each family, as 10.0.0.1,fd00::1; needs --target as well",
         repeat=True,
         group=NODE_TRAFFIC,
         metavar="ADDRESS",
     )
     interface: str = option(
         INTERFACE,
-        help="Put the address on this interface, made if it is missing; lo puts it on the loopback",
+        help="Interface for the address, created if it is missing; lo puts it on the loopback",
         group=NODE_TRAFFIC,
         metavar="NAME",
     )

@@ -19,14 +19,14 @@ PORTS = "Health and admin"
 ADMIN_NAMES = "--admin-client-names"
 HEALTH_CERT = shared(
     "",
-    help="Speak HTTPS on the health port, with this certificate; clients need none",
+    help="TLS certificate of the health port; clients do not need one",
     flag="health-cert",
     metavar="FILE",
     go=OURS,
 )
 HEALTH_KEY = shared(
     "",
-    help="Use this private key with --health-cert",
+    help="Private key of --health-cert",
     flag="health-key",
     metavar="FILE",
     go=OURS,
@@ -41,14 +41,14 @@ class AdminSettings(SettingsBlock):
 
     health_bind_address: str = option(
         "",
-        help="Bind the health port to this address instead of all",
+        help="Address to bind the health port to; empty means all addresses",
         flag="health-bind-address",
         group=PORTS,
         metavar="ADDRESS",
     )
     health_port: int = option(
         0,
-        help="Serve health, readiness and metrics on this port",
+        help="Port for health, readiness and metrics",
         flag="health-port",
         group=PORTS,
         metavar="PORT",
@@ -56,11 +56,11 @@ class AdminSettings(SettingsBlock):
     health_cert: str = HEALTH_CERT(group=PORTS)
     health_key: str = HEALTH_KEY(group=PORTS)
     port: int = option(
-        0, help="Serve health, metrics and the snapshot on this port", group=PORTS, metavar="PORT"
+        0, help="Port for health, metrics and the snapshot", group=PORTS, metavar="PORT"
     )
     bind_address: str = option(
         "127.0.0.1",
-        help="Bind the admin port to this address; any but loopback needs --admin-cert, "
+        help="Address to bind the admin port to; any but loopback needs --admin-cert, "
         "--admin-key, and --admin-client-ca or --admin-token-file",
         group=PORTS,
         metavar="ADDRESS",
@@ -68,25 +68,23 @@ class AdminSettings(SettingsBlock):
     )
     cert: str = option(
         "",
-        help="Speak HTTPS on the admin port, with this certificate",
+        help="TLS certificate of the admin port",
         group=PORTS,
         metavar="FILE",
         go=OURS,
     )
-    key: str = option(
-        "", help="Use this private key with --admin-cert", group=PORTS, metavar="FILE", go=OURS
-    )
+    key: str = option("", help="Private key of --admin-cert", group=PORTS, metavar="FILE", go=OURS)
     client_ca: str = option(
         "",
-        help="Answer on the admin port only clients with a certificate from these authorities",
+        help="CAs that certificates of admin clients must come from",
         group=PORTS,
         metavar="FILE",
         go=OURS,
     )
     client_names: tuple[str, ...] = option(
         (),
-        help="Answer on the admin port only clients whose certificate has one of these names: "
-        "ops-* is a common or alternative name, O=ops an organization",
+        help="Names of admin clients, one of which their certificate must have: ops-* is a common "
+        "or alternative name, O=ops an organization",
         repeat=True,
         filled=True,
         group=PORTS,
@@ -95,8 +93,8 @@ class AdminSettings(SettingsBlock):
     )
     token_file: str = option(
         "",
-        help="Answer on the admin port only clients that send the token in this file, of at least "
-        "16 characters, as Authorization: Bearer TOKEN; probes need none",
+        help="File with the token, of at least 16 characters, that admin clients send as "
+        "Authorization: Bearer TOKEN; probes need none",
         group=PORTS,
         metavar="FILE",
         filled=True,
@@ -111,7 +109,7 @@ class AdminSettings(SettingsBlock):
     )
     enable_contention_profiling: bool = option(
         False,
-        help="Serve lock profiles too",
+        help="Also serve lock profiles",
         flag="enable-contention-profiling",
         group=PORTS,
         inert=True,

@@ -23,31 +23,31 @@ class AuditSettings(SettingsBlock):
 
     log_path: str = option(
         "",
-        help="Write who asked for what to this file, a JSON object per line; - is standard output, "
-        "empty writes none",
+        help="File for audit records, a JSON object per line; - is standard output, empty writes "
+        "none",
         group=_GROUP,
         metavar="FILE|-",
     )
     log_maxsize: int = option(
         100,
-        help="Rotate the audit log before it has more than this many megabytes; 0 leaves that to "
-        "others",
+        help="Maximum size of the audit log in megabytes before it is rotated; 0 leaves rotation "
+        "to other tools",
         group=_GROUP,
         metavar="MB",
     )
     log_maxbackup: int = option(
-        10, help="Keep this many rotated audit logs; 0 keeps all", group=_GROUP
+        10, help="Number of rotated audit logs to keep; 0 keeps all", group=_GROUP
     )
     log_maxage: int = option(
         0,
-        help="Delete rotated audit logs after this many days; 0 keeps them",
+        help="Number of days to keep rotated audit logs; 0 keeps them for ever",
         group=_GROUP,
         metavar="DAYS",
     )
 
     on_failure: str = option(
         CONTINUE,
-        help="While audit records cannot be written, because the disk is full for instance: "
+        help="Action while audit records cannot be written, for instance because the disk is full: "
         f"{CONTINUE} keeps them in memory and then drops them, {DENY} refuses new connections",
         choices=(CONTINUE, DENY),
         group=_GROUP,

@@ -98,8 +98,8 @@ class GateSettings(SettingsBlock):
 
     feature_gates: tuple[str, ...] = option(
         (),
-        help=f"Turn features on or off: {_listed()}; AllAlpha and AllBeta set every gate of that"
-        " stage",
+        help=f"Turn features on or off: {_listed()}; AllAlpha and AllBeta set every gate of that "
+        "stage",
         repeat=True,
         group="Feature gates",
         metavar="NAME=true|false,...",

@@ -20,7 +20,7 @@ from isthmus.settings.options import OURS, SettingsBlock, block, option, shared
 from isthmus.settings.parsing import KONNECTIVITY
 
 #: What --v means, for every program and for isthmus up.
-V_HELP = "Log at this level: 0 warnings and errors, 1 to 4 normal, 5 and above each tunnel"
+V_HELP = "Log level: 0 is warnings and errors, 1 to 4 normal, 5 and above every tunnel"
 _LOGGING = "Logging"
 
 _QUANTITY = re.compile(r"([0-9]{1,15})(k|M|G|Ki|Mi|Gi)?", re.ASCII)
@@ -33,35 +33,34 @@ MOST_WORKERS = 64
 
 WORKERS = shared(
     1,
-    help="Share the work between so many processes, each with an event loop of its own; 0 "
-    "takes as many as there are CPUs to use",
+    help="Number of worker processes, each with its own event loop; 0 takes one per available CPU",
     group="Workers",
     metavar="N",
     go=OURS,
 )
 GRACEFUL_SHUTDOWN = shared(
     25.0,
-    help="Wait this long for open connections after SIGTERM",
+    help="Time for open connections to finish after SIGTERM",
     unit="seconds",
 )
 MAX_CONNECTIONS = shared(
     0,
-    help="Carry so many connections, each with two descriptors, and reset what comes besides",
+    help="Maximum number of connections, of two file descriptors each; more are reset",
     go=OURS,
 )
 # The help is of the programs that serve their own machine. A server and the SNI router serve other
 # machines, and count everybody.
 MAX_CONNECTIONS_PER_SOURCE = shared(
     0,
-    help="Carry so many of these for one address or /64 of IPv6; those of this machine, by"
-    " loopback or by an address of its own, are not bounded so: they share one address",
+    help="Maximum number of connections from one address or IPv6 /64; connections from this "
+    "machine, by loopback or by its own address, are exempt because they share one address",
     metavar="N",
     shown_default="three quarters of --max-connections",
     go=OURS,
 )
 KUBECONFIG = shared(
     "",
-    help="Reach the Kubernetes API as this file says; empty means in-cluster",
+    help="Kubeconfig for the Kubernetes API; empty means in-cluster",
     metavar="FILE",
 )
 CONFIG = shared("", once=True, metavar="FILE")
@@ -75,10 +74,12 @@ LINK = shared(
 KEEPALIVE_TIME = shared(3600.0, unit="seconds", go="1h, no upper bound")
 LEASE_NAMESPACE = shared("kube-system")
 COMPAT = shared("", choices=("", KONNECTIVITY), metavar=KONNECTIVITY, go=OURS)
-XFR_CHANNEL_SIZE = shared(0, help="Queue this many packets per connection", inert=True)
+XFR_CHANNEL_SIZE = shared(0, help="Number of packets to queue per connection", inert=True)
 WARN_ON_CHANNEL_LIMIT = shared(False, help="Warn when a queue is full", ignored=True)
 KUBE_API_CONTENT_TYPE = shared(
-    "application/vnd.kubernetes.protobuf", help="Ask the Kubernetes API for this format", inert=True
+    "application/vnd.kubernetes.protobuf",
+    help="Content type to ask the Kubernetes API for",
+    inert=True,
 )
 
 
@@ -94,7 +95,7 @@ class LogSettings(SettingsBlock):
     )
     log_format: str = option(
         "text",
-        help="Write log lines as text or as JSON objects",
+        help="Format of log lines: text, or JSON objects",
         choices=("text", "json"),
         metavar="text|json",
         group=_LOGGING,
@@ -105,37 +106,49 @@ class LogSettings(SettingsBlock):
         False, help="Log to standard error as well as to files", group=_LOGGING, ignored=True
     )
     alsologtostderrthreshold: str = option(
-        "0", help="Log such lines as well from this severity on", group=_LOGGING, ignored=True
+        "0",
+        help="Minimum severity of the lines that --alsologtostderr logs",
+        group=_LOGGING,
+        ignored=True,
     )
     stderrthreshold: str = option(
-        "2", help="Log lines from this severity on to standard error", group=_LOGGING, ignored=True
+        "2",
+        help="Minimum severity of the lines logged to standard error",
+        group=_LOGGING,
+        ignored=True,
     )
     legacy_stderr_threshold_behavior: bool = option(
-        True, help="Do not look at --stderrthreshold", group=_LOGGING, ignored=True
+        True, help="Ignore --stderrthreshold", group=_LOGGING, ignored=True
     )
-    log_file: str = option("", help="Log to this file", group=_LOGGING, ignored=True)
+    log_file: str = option("", help="File to log to", group=_LOGGING, ignored=True)
     log_file_max_size: int = option(
-        1800, help="Limit the log file to this many megabytes", group=_LOGGING, ignored=True
+        1800, help="Maximum size of the log file in megabytes", group=_LOGGING, ignored=True
     )
-    log_dir: str = option("", help="Log to files in this directory", group=_LOGGING, ignored=True)
+    log_dir: str = option("", help="Directory for log files", group=_LOGGING, ignored=True)
     log_backtrace_at: str = option(
-        ":0", help="Log a stack trace at this line", group=_LOGGING, ignored=True
+        ":0", help="Line of code at which to log a stack trace", group=_LOGGING, ignored=True
     )
     log_flush_frequency_s: float = option(
-        5.0, help="Flush the log this often", unit="seconds", group=_LOGGING, ignored=True
+        5.0, help="How often to flush the log", unit="seconds", group=_LOGGING, ignored=True
     )
-    vmodule: str = option("", help="Set the level by module", group=_LOGGING, ignored=True)
+    vmodule: str = option("", help="Log level by module", group=_LOGGING, ignored=True)
     add_dir_header: bool = option(
-        False, help="Add the directory to the header of log lines", group=_LOGGING, ignored=True
+        False,
+        help="Add the source directory to the header of log lines",
+        group=_LOGGING,
+        ignored=True,
     )
     one_output: bool = option(
-        False, help="Write each line to one severity only", group=_LOGGING, ignored=True
+        False,
+        help="Write each line to the log of its own severity only",
+        group=_LOGGING,
+        ignored=True,
     )
     skip_headers: bool = option(
-        False, help="Leave out the header of log lines", group=_LOGGING, ignored=True
+        False, help="Omit the header of log lines", group=_LOGGING, ignored=True
     )
     skip_log_headers: bool = option(
-        False, help="Leave out the header of log files", group=_LOGGING, ignored=True
+        False, help="Omit the header of log files", group=_LOGGING, ignored=True
     )
 
 
@@ -205,8 +218,8 @@ class TracingSettings(SettingsBlock):
 
     endpoint: str = option(
         "",
-        help="Send a span of each dial to this address by OTLP over HTTP; without it the OTEL_ "
-        "variables of the environment decide",
+        help="Address to send a span of each dial to, by OTLP over HTTP; without it the OTEL_ "
+        "environment variables decide",
         group="Tracing",
         metavar="URL",
     )

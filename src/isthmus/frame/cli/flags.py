@@ -192,7 +192,7 @@ class WithSetup(FlagCommand):
             plain.name or "", plain.declared, plain.examples, callback=plain.callback,
             help=plain.help,
         )  # fmt: skip
-        self._setup = setup
+        self.setup = setup
 
     def make_context(
         self,
@@ -202,7 +202,7 @@ class WithSetup(FlagCommand):
         **rest: Any,
     ) -> click.Context:
         """Read the command line, of the sub-command if the first word is one."""
-        if args[:1] != [self._setup.name]:
+        if args[:1] != [self.setup.name]:
             return super().make_context(info_name, args, parent, **rest)
         above = click.Context(self, parent=parent, info_name=info_name)
-        return self._setup.make_context(self._setup.name, args[1:], above, **rest)
+        return self.setup.make_context(self.setup.name, args[1:], above, **rest)

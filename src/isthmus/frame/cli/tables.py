@@ -29,7 +29,7 @@ _OUTPUT = ("-o", "--output")
 _OUTPUT_SAYS: dict[str, Any] = {
     "default": TEXT,
     "show_default": True,
-    "help": "Print in this format",
+    "help": "Output format",
 }
 #: Of output that is no terminal: what is wider is folded.
 _PIPE_WIDTH = 200

@@ -32,24 +32,24 @@ def run(settings: AgentSettings) -> int:
     "addresses",
     metavar="ADDRESS",
     multiple=True,
-    help="Put this address there; repeatable, one of each family",
+    help="Address to put on the interface; repeatable, one of each family",
 )
 @click.option(
     "--bind-interface",
     metavar="NAME",
     default=INTERFACE,
     show_default=True,
-    help="Put it on this interface, made if it is missing; lo puts it on the loopback",
+    help="Interface for the address, created if it is missing; lo puts it on the loopback",
 )
 @click.option(
     "--uplink-interface",
     "uplinks",
     metavar="NAME",
     multiple=True,
-    help="Drop connections to the address that come in here; repeatable; none drops nothing"
-    " [default: those found]",
+    help="Interface on which incoming connections to the address are dropped; repeatable; none "
+    "drops nothing [default: the uplinks that are found]",
 )
-@click.option("--remove", is_flag=True, help="Remove what this command made")
+@click.option("--remove", is_flag=True, help="Remove what this command created")
 def setup_interface(
     addresses: tuple[str, ...], bind_interface: str, uplinks: tuple[str, ...], remove: bool
 ) -> int:

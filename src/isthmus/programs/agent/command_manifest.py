@@ -47,6 +47,6 @@ isthmus manifest agent --as=systemd --proxy-server-host=server.example.com \\
 isthmus manifest agent --as=deployment --proxy-server-host=konnectivity-server \\
     --ca-cert=/etc/isthmus/ca.crt --stand-for=172.30.1.2 --stand-for=fd00::1:2""",
     callback=_agent,
-    help="Write what runs an agent, given the agent's own flags",
-    short_help="Write what runs an agent",
+    help="Write a manifest or unit that runs an agent with the given flags",
+    short_help="Write a manifest or unit that runs an agent",
 )

@@ -59,8 +59,8 @@ class AgentSettings(CarrierSettings):
 
     proxy_server_host: tuple[str, ...] = option(
         ("127.0.0.1",),
-        help="Connect to the servers at every address of this name, or to those "
-        "that an SRV name such as _agents._tcp.example.com lists",
+        help="Server name or address; the agent connects to every address of a name, or to every "
+        "server that an SRV name such as _agents._tcp.example.com lists",
         repeat=True,
         group=_SERVER,
         metavar="HOST",
@@ -68,47 +68,45 @@ class AgentSettings(CarrierSettings):
     )
     proxy_server_port: int = option(
         8091,
-        help="Connect to this port; an SRV name brings its own",
+        help="Port of the server; an SRV name brings its own",
         group=_SERVER,
         metavar="PORT",
     )
     proxy_server_name: str = option(
         "",
-        help="Ask for this name in the TLS handshake and expect it in the server's certificate, "
-        "whatever the host is called, for routers that choose by name; empty means the host",
+        help="Name to ask for in the TLS handshake and to expect in the server's certificate, for "
+        "routers that choose by name; empty means the host",
         group=_SERVER,
         metavar="NAME",
         go=OURS,
     )
     ca_cert: str = option(
         "",
-        help="Trust servers with a certificate from these authorities",
+        help="CAs that certificates of servers must come from",
         group=_SERVER,
         metavar="FILE",
     )
     agent_cert: str = option(
-        "", help="Show this certificate to the server", group=_SERVER, metavar="FILE"
+        "", help="TLS certificate shown to the server", group=_SERVER, metavar="FILE"
     )
-    agent_key: str = option(
-        "", help="Use this private key with --agent-cert", group=_SERVER, metavar="FILE"
-    )
+    agent_key: str = option("", help="Private key of --agent-cert", group=_SERVER, metavar="FILE")
     alpn_proto: tuple[str, ...] = option(
         (),
-        help="Offer this ALPN protocol as well, after our own and before h2",
+        help="Additional ALPN protocol to offer, after Isthmus's own and before h2",
         repeat=True,
         group=_SERVER,
         metavar="NAME",
     )
     link: str = LINK(
-        help="Speak this protocol to the server: mux is our own, grpc konnectivity's; auto takes "
-        "the first that the server knows",
+        help="Protocol to the server: mux is Isthmus's own, grpc is konnectivity's, auto takes "
+        "the first that the server supports",
         group=_SERVER,
     )
     crl_file: str = option(
         "",
         once=True,
-        help="Refuse servers whose certificate is in a list of this file, and leave those that "
-        "are linked; it is read again when it changes",
+        help="Certificate revocation lists for servers: those revoked are refused and their links "
+        "closed; read again when the file changes",
         group=_SERVER,
         metavar="FILE",
         filled=True,
@@ -116,7 +114,8 @@ class AgentSettings(CarrierSettings):
     )
     host_alias: tuple[str, ...] = option(
         (),
-        help="Resolve this name to this address, before DNS; with a port, dial it for any port",
+        help="Address to use for a name, before DNS; an address with a port is dialed whatever "
+        "port was asked for",
         repeat=True,
         group=_TARGETS,
         metavar="NAME=ADDRESS[:PORT]",
@@ -124,35 +123,35 @@ class AgentSettings(CarrierSettings):
     )
     dial_timeout_s: float = option(
         5.0,
-        help="Give up on a target after this long",
+        help="Timeout of a dial to a target",
         unit="seconds",
         group=_TARGETS,
         go="always 5s, no flag",
     )
     agent_id: str = option(
         "",
-        help="Call this agent so; empty makes a random id",
+        help="Agent ID; empty makes a random one",
         env="PROXY_AGENT_ID",
         group=_IDENTITY,
         metavar="ID",
     )
     agent_identifiers: str = option(
         "",
-        help="Tell the server what this agent stands for, such as host=node1&cidr=10.0.0.0/16",
+        help="Addresses, networks and hosts that this agent stands for, such as "
+        "host=node1&cidr=10.0.0.0/16",
         group=_IDENTITY,
         metavar="QUERY",
     )
     agent_network: str = option(
         "",
-        help="Tell the server that this agent is in this network; empty means cluster",
+        help="Network that this agent is in; empty means cluster",
         group=_IDENTITY,
         metavar="NAME",
         go=OURS,
     )
     zone: str = option(
         "",
-        help="Tell the server that this agent is in this zone, as its node's "
-        "topology.kubernetes.io/zone label says",
+        help="Zone of this agent, as in the topology.kubernetes.io/zone label of its node",
         env="NODE_ZONE",
         group=_IDENTITY,
         metavar="ZONE",
@@ -160,7 +159,7 @@ class AgentSettings(CarrierSettings):
     )
     service_account_token_path: str = option(
         "",
-        help="Prove who this agent is with the token in this file",
+        help="File with the token that authenticates this agent",
         group=_IDENTITY,
         metavar="FILE",
     )
@@ -168,27 +167,27 @@ class AgentSettings(CarrierSettings):
         AdminSettings(health_port=8093, port=PROGRAM.admin_port),
         health_bind_address={"flag": "health-server-host"},
         health_port={"flag": "health-server-port"},
-        port={"flag": "admin-server-port", "help": "Serve health and the snapshot on this port"},
+        port={"flag": "admin-server-port", "help": "Port for health and the snapshot"},
     )
     sync_interval_s: float = option(
         1.0,
-        help="Wait this long before connecting again, at first",
+        help="Initial wait before connecting again",
         unit="seconds",
         group=_LIMITS,
     )
     sync_interval_cap_s: float = option(
-        10.0, help="Wait at most this long before connecting again", unit="seconds", group=_LIMITS
+        10.0, help="Maximum wait before connecting again", unit="seconds", group=_LIMITS
     )
     probe_interval_s: float = option(
-        1.0, help="Look after the links this often", unit="seconds", group=_LIMITS, ignored=True
+        1.0, help="How often to check the links", unit="seconds", group=_LIMITS, ignored=True
     )
     keepalive_time_s: float = KEEPALIVE_TIME(
-        help="Ping a server after this much silence; a mux link is pinged after "
-        "10s at the latest, a gRPC link every 31s, as Go's server allows no more",
+        help="Ping a server after it was silent for this long; a mux link is pinged after 10s at "
+        "the latest, a gRPC link every 31s, because konnectivity's server allows no more",
         group=_LIMITS,
     )
     graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(
-        help="Let open tunnels finish for this long after SIGTERM; 0 ends them at once",
+        help="Time for open tunnels to finish after SIGTERM; 0 ends them at once",
         group=_LIMITS,
         go="until a second signal, no flag",
     )
@@ -199,23 +198,24 @@ class AgentSettings(CarrierSettings):
         ignored=True,
     )
     count_server_leases: bool = option(False, help="Count servers by their Leases", group=_LEASES)
-    lease_namespace: str = LEASE_NAMESPACE(help="Look for Leases in this namespace", group=_LEASES)
+    lease_namespace: str = LEASE_NAMESPACE(help="Namespace to look for Leases in", group=_LEASES)
     lease_label_selector: str = option(
         "k8s-app=konnectivity-server",
-        help="Count Leases with this label",
+        help="Label of the Leases to count",
         group=_LEASES,
         aliases=("lease-label",),
     )
     server_count_source: str = option(
         "default",
-        help="Believe the Leases, or the larger of Leases and server",
+        help="Number of servers to believe: default is that of the Leases, max the larger of the "
+        "Leases' and the server's",
         choices=("default", "max", ""),
         metavar="default|max",
         group=_LEASES,
     )
     kubeconfig: str = KUBECONFIG(group=_LEASES)
     kube_api_content_type: str = KUBE_API_CONTENT_TYPE(group=_LEASES)
-    compat: str = COMPAT(help="Keep to konnectivity's rules where they are narrower", group=_COMPAT)
+    compat: str = COMPAT(help="Follow konnectivity's rules where they are stricter", group=_COMPAT)
     xfr_channel_size: int = XFR_CHANNEL_SIZE(150, group=_COMPAT)
     warn_on_channel_limit: bool = WARN_ON_CHANNEL_LIMIT(group=_COMPAT)
 

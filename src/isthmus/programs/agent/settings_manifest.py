@@ -65,42 +65,42 @@ class AgentManifestSettings(AroundSettings):
     GO: ClassVar = OURS
 
     form: str = FORM(choices=("", *FORMS), metavar="|".join(FORMS), group=_GROUP)
-    name: str = option("isthmus-agent", help="Call it so", metavar="NAME", group=_GROUP)
+    name: str = option("isthmus-agent", help="Name of the objects", metavar="NAME", group=_GROUP)
     namespace: str = NAMESPACE(group=_GROUP)
     image: str = IMAGE(
-        help="Run this image, which has isthmus in its PATH, and nft for --bind-address",
+        help="Image to run, which has isthmus in its PATH, and nft for --bind-address",
         group=_GROUP,
     )
     run_as: int = RUN_AS(group=_GROUP)
     secret: str = option(
         "",
-        help="Take the files of a daemonset or deployment from this Secret; empty means its name",
+        help="Secret with the files of a daemonset or deployment; empty means its name",
         metavar="NAME",
         group=_GROUP,
     )
     ca_config_map: str = option(
         "",
-        help="Take --ca-cert of a daemonset or deployment from this ConfigMap, as ca.crt",
+        help="ConfigMap with --ca-cert of a daemonset or deployment, as ca.crt",
         metavar="NAME",
         group=_GROUP,
     )
     token_audience: str = option(
         AUDIENCE,
-        help="Get tokens for this audience, the server's --authentication-audience",
+        help="Audience of the agent's tokens, the server's --authentication-audience",
         metavar="AUDIENCE",
         group=_GROUP,
     )
     stand_for: tuple[str, ...] = option(
         (),
-        help="Have the agent stand for this address, network or host, by the --agent-identifiers "
-        "of its kind",
+        help="Address, network or host that the agent stands for, written into --agent-identifiers",
         repeat=True,
         metavar="ADDRESS|CIDR|HOST",
         group=_GROUP,
     )
     dns_policy: str = option(
         "",
-        help="Resolve names so; Default is as the node does it, and needs no DNS of the cluster",
+        help="DNS policy of the pods; Default resolves as the node does, and needs no DNS of the "
+        "cluster",
         choices=("", *_DNS_POLICIES),
         metavar="|".join(_DNS_POLICIES),
         shown_default="ClusterFirstWithHostNet for a daemonset, ClusterFirst for a deployment",
@@ -108,13 +108,13 @@ class AgentManifestSettings(AroundSettings):
     )
     https_proxy: str = option(
         "",
-        help="Let the agent reach servers by this proxy, as HTTPS_PROXY of its pod",
+        help="Proxy to reach servers through, HTTPS_PROXY of the pod",
         metavar="URL",
         group=_GROUP,
     )
     no_proxy: tuple[str, ...] = option(
         (),
-        help="Let the agent reach these without the proxy, as NO_PROXY of its pod",
+        help="Servers to reach without the proxy, NO_PROXY of the pod",
         repeat=True,
         metavar="LIST",
         group=_GROUP,

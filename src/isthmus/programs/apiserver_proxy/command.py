@@ -61,7 +61,7 @@ def check(file: str) -> int:
     "--ca-cert",
     default="",
     metavar="FILE",
-    help="Have upstreams checked over TLS, with the cluster's authorities from this file",
+    help="Check upstreams over TLS, with the CAs of the cluster in this file",
 )
 def convert(file: str, ca_cert: str) -> int:
     """Convert the haproxy.cfg that HyperShift writes

@@ -57,6 +57,6 @@ isthmus manifest apiserver-proxy --as=static-pod --upstream=api.example.com:6443
 isthmus manifest apiserver-proxy --as=ignition --upstream=api.example.com:6443 \\
     --ca-cert=/etc/isthmus/ca.crt --file=/etc/isthmus/ca.crt=ca.crt > node.ign""",
     callback=_apiserver_proxy,
-    help="Write what runs a node's own way to its apiserver, given the proxy's own flags",
-    short_help="Write what runs a node's own way to its apiserver",
+    help="Write a manifest or unit that runs an apiserver proxy with the given flags",
+    short_help="Write a manifest or unit that runs an apiserver proxy",
 )

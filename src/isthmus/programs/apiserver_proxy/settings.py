@@ -70,12 +70,12 @@ class ApiserverProxySettings(CarrierSettings):
     GO: ClassVar = OURS
 
     config: str = CONFIG(
-        help="Read all this from a file, and again when it changes or at SIGHUP",
+        help="Configuration file instead of flags, read again when it changes or at SIGHUP",
         group="Configuration",
     )
     listen: tuple[str, ...] = option(
         (f"{ADVERTISED}:{PORT}",),
-        help="Listen at this address, the endpoint of the kubernetes service; [fd00::1]:6443 is "
+        help="Address to listen on, the endpoint of the kubernetes Service; [fd00::1]:6443 is "
         "usual in IPv6 clusters",
         repeat=True,
         group=_LISTEN,
@@ -84,13 +84,13 @@ class ApiserverProxySettings(CarrierSettings):
     )
     manage_address: bool = option(
         True,
-        help="Put the address on lo, for this host alone, and take it away in the end",
+        help="Put the address on lo, for this host alone, and remove it at the end",
         group=_LISTEN,
     )
     uplink_interface: tuple[str, ...] = UPLINK_INTERFACE(group=_LISTEN)
     upstream: tuple[str, ...] = option(
         (),
-        help="Forward to this apiserver, or to the one of several with the fewest connections",
+        help="Upstream apiserver; of several, the one with the fewest connections gets the next",
         repeat=True,
         group=_UPSTREAMS,
         metavar="HOST:PORT",
@@ -98,72 +98,73 @@ class ApiserverProxySettings(CarrierSettings):
     )
     connect_timeout_s: float = option(
         10.0,
-        help="Give up on all upstreams together after this long",
+        help="Timeout of connecting, over all upstreams",
         unit="seconds",
         group=_UPSTREAMS,
     )
     retries: int = option(
-        3, help="Try so many other upstreams when one cannot be reached", group=_UPSTREAMS
+        3, help="Number of other upstreams to try when one cannot be reached", group=_UPSTREAMS
     )
     resolve_interval_s: float = option(
         30.0,
-        help="Look names of upstreams up again this often, and when one cannot be reached",
+        help="How often to resolve names of upstreams again, which also happens when one cannot "
+        "be reached",
         unit="seconds",
         group=_UPSTREAMS,
     )
     health_check: str = option(
         Checks.HTTPS.value,
-        help="Check upstreams with a request over TLS, with a connection, or not at all",
+        help="Health check of upstreams: a request over TLS, a connection, or none",
         choices=tuple(each.value for each in Checks),
         metavar="https|tcp|none",
         group=_CHECKS,
     )
     health_check_path: str = option(
-        "/version", help="Ask for this path", group=_CHECKS, metavar="PATH"
+        "/version", help="Path that the health check asks for", group=_CHECKS, metavar="PATH"
     )
     ca_cert: str = option(
         "",
-        help="Check certificates of upstreams against these authorities, those of the cluster; "
-        "empty takes the system's",
+        help="CAs of the cluster, which certificates of upstreams must come from; empty means the "
+        "system's",
         group=_CHECKS,
         metavar="FILE",
     )
     client_cert: str = option(
-        "", help="Show this certificate to upstreams", group=_CHECKS, metavar="FILE"
+        "", help="TLS certificate shown to upstreams", group=_CHECKS, metavar="FILE"
     )
     client_key: str = option(
         "",
-        help="Use this private key with --client-cert",
+        help="Private key of --client-cert",
         group=_CHECKS,
         metavar="FILE",
     )
     health_check_server_name: str = option(
         "",
-        help="Want a certificate for this name, such as kubernetes.default.svc, instead of the "
-        "upstream's host",
+        help="Name expected in certificates of upstreams, such as kubernetes.default.svc; empty "
+        "means the upstream's host",
         group=_CHECKS,
         metavar="NAME",
     )
     health_check_interval_s: float = option(
-        10.0, help="Check each upstream this often", unit="seconds", group=_CHECKS
+        10.0, help="How often to check each upstream", unit="seconds", group=_CHECKS
     )
     health_check_timeout_s: float = option(
         0.0,
-        help="Wait this long for the answer to a check",
+        help="Timeout of a health check",
         unit="seconds",
         shown_default="--health-check-interval",
         group=_CHECKS,
     )
     health_check_fall: int = option(
-        3, help="Take an upstream for down after so many failed checks", group=_CHECKS
+        3, help="Number of failed checks in a row that make an upstream down", group=_CHECKS
     )
     health_check_rise: int = option(
-        3, help="Take it for up again after so many good ones", group=_CHECKS
+        3, help="Number of successful checks in a row that make an upstream up again", group=_CHECKS
     )
     health_check_statuses: tuple[str, ...] = option(
         ("401", "403"),
-        help="Take these statuses for signs of life, besides 2xx and 3xx; an apiserver gives them "
-        "to who has no certificate",
+        help="HTTP statuses that count as healthy besides 2xx and 3xx; an apiserver answers "
+        "clients without a certificate with these",
         group=_CHECKS,
         metavar="LIST",
     )
@@ -174,28 +175,28 @@ class ApiserverProxySettings(CarrierSettings):
     )
     proxy_v2_tlv: tuple[str, ...] = option(
         (),
-        help="Put this into the PROXY header, such as 0x20=CLUSTER-ID for a shared ingress",
+        help="TLV for the PROXY header, such as 0x20=CLUSTER-ID for a shared ingress",
         repeat=True,
         group=_PROXIES,
         metavar="TYPE=TEXT",
     )
     http_proxy: str = option(
         "",
-        help="Reach upstreams through this HTTP proxy, by CONNECT; a password is better off in "
-        "the file of --config",
+        help="HTTP proxy to reach upstreams through, by CONNECT; a password is better kept in the "
+        "file of --config",
         group=_PROXIES,
         metavar="URL",
         aliases=("proxy-addr",),
     )
     http_proxy_ca_cert: str = option(
         "",
-        help="Check an https:// proxy's certificate against these authorities",
+        help="CAs that the certificate of an https:// proxy must come from",
         group=_PROXIES,
         metavar="FILE",
     )
     no_proxy: tuple[str, ...] = option(
         (),
-        help="Reach these upstreams without the proxy: names, addresses, networks, or *",
+        help="Upstreams to reach without the proxy: names, addresses, networks, or *",
         repeat=True,
         env="NO_PROXY",
         group=_PROXIES,
@@ -203,15 +204,15 @@ class ApiserverProxySettings(CarrierSettings):
     )
     cluster_network: tuple[str, ...] = option(
         (),
-        help="Take an entry of --no-proxy that is one of these service or pod networks for the "
-        "apiserver as well",
+        help="Service and pod networks of the cluster; a --no-proxy entry that is one of them "
+        "also exempts the apiserver",
         repeat=True,
         group=_PROXIES,
         metavar="CIDR",
     )
     idle_timeout_s: float = option(
         600.0,
-        help="Reset a connection without a byte either way for this long; 0 never does",
+        help="Reset connections without a byte in either direction for this long; 0 never does",
         unit="seconds",
         group=_LIMITS,
     )
@@ -222,7 +223,9 @@ class ApiserverProxySettings(CarrierSettings):
     admin: AdminSettings = block(
         AdminSettings(health_bind_address="127.0.0.1", health_port=8102, port=PROGRAM.admin_port),
         go=OURS,
-        health_bind_address={"help": "Bind the health port to this address; empty is all"},
+        health_bind_address={
+            "help": "Address to bind the health port to; empty means all addresses"
+        },
     )
 
     def validate(self) -> None:

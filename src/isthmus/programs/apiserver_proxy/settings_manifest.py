@@ -43,25 +43,25 @@ class ApiserverProxyManifestSettings:
     form: str = FORM(choices=("", *FORMS), metavar="|".join(FORMS), group=_GROUP)
     ignition_with: str = option(
         SYSTEMD,
-        help="Have Ignition write this form",
+        help="Form that Ignition writes",
         choices=(SYSTEMD, STATIC_POD),
         metavar=f"{SYSTEMD}|{STATIC_POD}",
         group=_GROUP,
     )
     file: str = option(
         "",
-        help="Have Ignition write this file of here to that path of the node, such as the cluster's"
-        " authorities",
+        help="Local file, and the path of the node that Ignition writes it to, such as the "
+        "cluster's CAs",
         repeat=True,
         metavar="PATH=FILE",
         group=_GROUP,
     )
-    name: str = option("kube-apiserver-proxy", help="Call it so", metavar="NAME", group=_GROUP)
-    namespace: str = NAMESPACE(help="Put a pod into this namespace", group=_GROUP)
-    image: str = IMAGE(help="Run this image, which has isthmus in its PATH, and nft", group=_GROUP)
-    run_as: int = RUN_AS(
-        help="Run a pod that needs no capability as this user and group", group=_GROUP
+    name: str = option(
+        "kube-apiserver-proxy", help="Name of the objects", metavar="NAME", group=_GROUP
     )
+    namespace: str = NAMESPACE(help="Namespace of a pod", group=_GROUP)
+    image: str = IMAGE(help="Image to run, which has isthmus in its PATH, and nft", group=_GROUP)
+    run_as: int = RUN_AS(help="User and group of a pod that needs no capability", group=_GROUP)
     executable: str = EXECUTABLE(group=_GROUP)
     unit_group: str = UNIT_GROUP(group=_GROUP)
 

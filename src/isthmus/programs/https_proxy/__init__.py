@@ -27,7 +27,7 @@ PROGRAM = Program(
     name="https-proxy",
     title="HTTP proxy sidecar",
     called="an HTTP proxy sidecar",
-    help="Run the HTTP proxy sidecar of a hosted control plane, into the guest cluster",
+    help="Run the HTTP proxy sidecar that leads a hosted control plane into the guest cluster",
     example="run --konnectivity-hostname=konnectivity-server-local …",
     room=__name__,
     settings="settings:HttpsProxySettings",

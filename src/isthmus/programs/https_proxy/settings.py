@@ -26,26 +26,25 @@ class HttpsProxySettings(SidecarSettings):
 
     http_proxy: str = option(
         "",
-        help="Send plain HTTP requests to this proxy, which is reached through the tunnel",
+        help="Proxy for plain HTTP requests, reached through the tunnel",
         group=_PROXY,
         metavar="URL",
     )
     https_proxy: str = option(
         "",
-        help="Make connections by this proxy, which is reached through the tunnel",
+        help="Proxy for CONNECT requests, reached through the tunnel",
         group=_PROXY,
         metavar="URL",
     )
     no_proxy: str = option(
         "",
-        help="Reach these names, addresses, networks and ports without a proxy; * is everything",
+        help="Names, addresses, networks and ports to reach without a proxy; * is everything",
         group=_PROXY,
         metavar="LIST",
     )
     proxy_ca_path: tuple[str, ...] = option(
         (),
-        help="Trust https:// proxies with a certificate from these authorities as well as from the "
-        "system's",
+        help="CAs for the certificates of https:// proxies, in addition to the system's",
         repeat=True,
         group=_PROXY,
         metavar="FILE",

@@ -19,7 +19,7 @@ PROGRAM = Program(
     name="node-proxy",
     title="Node proxy",
     called="a node proxy",
-    help="Program a node for the Services of its cluster, as kube-proxy does",
+    help="Program the kernel of a node for Services, as kube-proxy does",
     example="--kubeconfig=/etc/kubernetes/kube-proxy.conf",
     room=__name__,
     settings="settings:NodeProxySettings",

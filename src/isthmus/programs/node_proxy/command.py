@@ -73,7 +73,7 @@ isthmus node-proxy --manifests=/etc/isthmus/services --cluster-cidr=10.1.0.0/16
 isthmus node-proxy cleanup""",
     callback=_run,
     invoke_without_command=True,
-    help="Program a node for the Services of its cluster, as kube-proxy does",
+    help="Program the kernel of a node for Services, as kube-proxy does",
 )
 
 

@@ -40,6 +40,6 @@ isthmus manifest node-proxy --as=daemonset --config-map=kube-proxy \\
 isthmus manifest node-proxy --as=systemd --kubeconfig=/etc/kubernetes/kube-proxy.conf \\
     --proxy-mode=nftables > /etc/systemd/system/isthmus-node-proxy.service""",
     callback=_node_proxy,
-    help="Write what runs a node proxy, given its own flags",
-    short_help="Write what runs a node proxy",
+    help="Write a manifest or unit that runs a node proxy with the given flags",
+    short_help="Write a manifest or unit that runs a node proxy",
 )

@@ -41,8 +41,8 @@ _SOURCES = ("manifests", "kubeconfig", "master")
 # What is declared of a setting for the program, and is otherwise here.
 _OTHERWISE: dict[str, dict[str, Any]] = {
     "manifests": {
-        "help": "Take Services, EndpointSlices and the Node from this file, or from the files of "
-        "this directory, instead of asking the API once",
+        "help": "File or directory with Services, EndpointSlices and the Node, instead of asking "
+        "the API once",
         "metavar": "DIR|FILE",
     },
 }
@@ -232,18 +232,18 @@ explain_command = ToolCommand(
     [
         _argument("SRC"),
         _argument("DST"),
-        click.Option(["--from-pod"], is_flag=True, help="Take SRC for a pod of this node"),
+        click.Option(["--from-pod"], is_flag=True, help="Treat SRC as a pod of this node"),
         click.Option(
             ["--in-interface"],
             metavar="NAME",
             callback=filled,
-            help="Let it come in by this interface",
+            help="Interface that the packet comes in by",
         ),
         click.Option(
             ["--bridge-port"],
             metavar="NAME",
             callback=filled,
-            help="Let it come in through this port of a bridge",
+            help="Port of a bridge that the packet comes in by",
         ),
         output_parameter(),
     ],
@@ -251,8 +251,8 @@ explain_command = ToolCommand(
 isthmus node-proxy explain 10.180.0.5 10.96.0.10:53/udp --manifests=dns.yaml --detect-local=bridge
 isthmus node-proxy explain node 192.0.2.10:30080 --manifests=services/ --proxy-mode=nftables""",
     callback=_explain,
-    short_help="Walk a packet through the rules, and say where it goes and why",
-    help="""Walk a packet through the rules, and say where it goes and why
+    short_help="Trace a packet through the rules, and explain where it goes",
+    help="""Trace a packet through the rules, and explain where it goes
 
     SRC is an address, or the word node. DST is an address and a port, and /udp or /sctp. The rules
     are those that render prints; rules of others and routes are not known. A source in the Node's
@@ -291,7 +291,7 @@ diff = ToolCommand(
     [
         _argument("OLD"),
         _argument("NEW"),
-        _family("Compare this family only [default: those that Services have]"),
+        _family("Family to compare [default: those that Services have]"),
         output_parameter(),
     ],
     """\

@@ -51,49 +51,49 @@ class NodeProxySettings(LocalTrafficSettings):
     """Everything that the node proxy can be told; ``validate()`` says whether it makes sense."""
 
     config: str = CONFIG(
-        help="Read settings from a KubeProxyConfiguration of kube-proxy instead of flags",
+        help="KubeProxyConfiguration of kube-proxy to read settings from instead of flags",
         group=_CLUSTER,
     )
     kubeconfig: str = KUBECONFIG(
-        help="Reach the Kubernetes API as this file says; empty is the pod's service account",
+        help="Kubeconfig for the Kubernetes API; empty means the pod's service account",
         group=_CLUSTER,
     )
     master: str = option(
         "",
-        help="Reach the Kubernetes API at this URL instead of the kubeconfig's",
+        help="URL of the Kubernetes API, instead of the kubeconfig's",
         group=_CLUSTER,
         metavar="URL",
     )
     manifests: str = option(
         "",
-        help="Take Services, EndpointSlices and the Node from files here, and follow them, "
-        "instead of the API",
+        help="Files with Services, EndpointSlices and the Node to follow instead of the API",
         group=_CLUSTER,
         metavar="DIR",
     )
     take_over: bool = option(
-        False, help="Start beside a running kube-proxy, and take its place", group=_CLUSTER
+        False, help="Start beside a running kube-proxy and take its place", group=_CLUSTER
     )
     kube_api_qps: float = option(
-        5.0, help="Ask the API so many times a second at most", group=_CLUSTER
+        5.0, help="Maximum number of API requests per second", group=_CLUSTER
     )
-    kube_api_burst: int = option(10, help="Let it be so many in a row", group=_CLUSTER)
+    kube_api_burst: int = option(10, help="API request burst", group=_CLUSTER)
     hostname_override: str = option(
         "",
-        help="Be the Node of this name",
+        help="Name of the Node that this is",
         shown_default="the host's name",
         group=_CLUSTER,
         metavar="NAME",
     )
     bind_address: str = option(
         "0.0.0.0",
-        help="Take this for the node's address; nothing is bound to it",
+        help="Address of the node; nothing is bound to it",
         group=_CLUSTER,
         metavar="ADDRESS",
     )
     nodeport_addresses: tuple[str, ...] = option(
         (),
-        help="Take node ports at addresses in these ranges only, or at the primary one",
+        help="Ranges of addresses at which node ports are served, or primary for the node's "
+        "primary address alone",
         repeat=True,
         shown_default="all, with nftables primary",
         group=RULES,
@@ -101,43 +101,45 @@ class NodeProxySettings(LocalTrafficSettings):
     )
     healthz_bind_address: str | None = option(
         None,
-        help="Serve /healthz and /livez here; empty turns it off, port 0 takes a free one",
+        help="Address of /healthz and /livez; empty turns them off, port 0 takes a free port",
         shown_default=f"0.0.0.0:{HEALTHZ_PORT}",
         group=_PORTS,
         metavar="ADDRESS:PORT",
     )
     metrics_bind_address: str | None = option(
         None,
-        help="Serve /metrics, /proxyMode and /configz here; empty turns it off",
+        help="Address of /metrics, /proxyMode and /configz; empty turns them off",
         shown_default=f"127.0.0.1:{METRICS_PORT}",
         group=_PORTS,
         metavar="ADDRESS:PORT",
     )
     healthz_port: int = option(
         HEALTHZ_PORT,
-        help="Use this port if --healthz-bind-address has none; 0 turns it off",
+        help="Port if --healthz-bind-address has none; 0 turns it off",
         group=_PORTS,
         metavar="PORT",
     )
     metrics_port: int = option(
         METRICS_PORT,
-        help="Use this port if --metrics-bind-address has none; 0 turns it off",
+        help="Port if --metrics-bind-address has none; 0 turns it off",
         group=_PORTS,
         metavar="PORT",
     )
     health_cert: str = HEALTH_CERT(
-        help="Speak HTTPS on both ports, with this certificate; clients need none", group=_PORTS
+        help="TLS certificate of both ports; clients do not need one", group=_PORTS
     )
     health_key: str = HEALTH_KEY(group=_PORTS)
     profiling: bool = option(
-        False, help="Serve profiles below /debug/pprof of the metrics port", group=_PORTS
+        False, help="Serve profiles under /debug/pprof on the metrics port", group=_PORTS
     )
     cleanup: bool = option(
         False, help="Remove all rules and exit, as isthmus node-proxy cleanup does", group=_CLUSTER
     )
-    init_only: bool = option(False, help="Set what needs full privileges, and exit", group=_CLUSTER)
+    init_only: bool = option(
+        False, help="Apply the settings that need full privileges, and exit", group=_CLUSTER
+    )
     write_config_to: str = option(
-        "", help="Write the settings to this file, and exit", group=_CLUSTER, metavar="FILE"
+        "", help="File to write the settings to before exiting", group=_CLUSTER, metavar="FILE"
     )
 
     @property

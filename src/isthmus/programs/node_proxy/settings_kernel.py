@@ -32,15 +32,15 @@ class LocalhostSettings(ProgramSettings):
     memory: MemorySettings = block(MemorySettings(), budget={"group": _LOCALHOST})
     nftables_localhost_nodeports: bool = option(
         False,
-        help="Let this node reach TCP node ports by 127.0.0.1 and ::1, with nftables: connections"
-        " go through this process",
+        help="Serve TCP node ports at 127.0.0.1 and ::1 for this node, with nftables; connections "
+        "go through this process",
         group=_LOCALHOST,
         go=OURS,
     )
     max_connections: int = MAX_CONNECTIONS(4096, group=_LOCALHOST)
     max_connections_per_source: int = option(
         0,
-        help="Carry so many of these for one user of this machine",
+        help="Maximum number of such connections per user of this machine",
         metavar="N",
         shown_default="three quarters of --max-connections",
         group=_LOCALHOST,
@@ -89,43 +89,43 @@ class KernelSettings(LocalhostSettings):
     log: LogSettings = block(LogSettings(), log_format={"aliases": ("logging-format",), "go": SAME})
     proxy_mode: str = option(
         "",
-        help="Program the kernel by this",
+        help="Proxy mode, the part of the kernel that carries the rules",
         choices=("", *PROXY_MODES),
         shown_default=IPTABLES,
         group=RULES,
         metavar="|".join(PROXY_MODES),
     )
     masquerade_all: bool = option(
-        False, help="Masquerade all traffic to cluster IPs, that of pods too", group=RULES
+        False, help="Masquerade all traffic to cluster IPs, including that of pods", group=RULES
     )
     iptables_masquerade_bit: int = option(
         14,
-        help="Mark packets to be masqueraded by this bit, with iptables and ipvs",
+        help="Bit of the mark on packets to masquerade, with iptables and ipvs",
         group=RULES,
         metavar="BIT",
     )
     nftables_masquerade_bit: int = option(
         14,
-        help="Mark packets to be masqueraded by this bit, with nftables",
+        help="Bit of the mark on packets to masquerade, with nftables",
         group=RULES,
         metavar="BIT",
         go="in --config only",
     )
     iptables_localhost_nodeports: bool = option(
-        True, help="Let this node reach node ports by 127.0.0.1, with iptables", group=RULES
+        True, help="Serve node ports at 127.0.0.1 for this node, with iptables", group=RULES
     )
     iptables_sync_period_s: float = option(
         30.0,
-        help="Look after the rules this often, and try again this long after a failure",
+        help="How often to check the rules, and to retry after a failure",
         unit="seconds",
         group=_SYNCING,
     )
     iptables_min_sync_period_s: float = option(
-        1.0, help="Wait at least this long between two syncs", unit="seconds", group=_SYNCING
+        1.0, help="Minimum time between two syncs", unit="seconds", group=_SYNCING
     )
     nftables_sync_period_s: float | None = option(
         None,
-        help="Do the same with nftables",
+        help="How often to check the rules, and to retry after a failure, with nftables",
         unit="seconds",
         shown_default="--iptables-sync-period",
         group=_SYNCING,
@@ -133,7 +133,7 @@ class KernelSettings(LocalhostSettings):
     )
     nftables_min_sync_period_s: float | None = option(
         None,
-        help="Wait at least this long between two syncs with nftables",
+        help="Minimum time between two syncs with nftables",
         unit="seconds",
         shown_default="--iptables-min-sync-period",
         group=_SYNCING,
@@ -141,19 +141,19 @@ class KernelSettings(LocalhostSettings):
     )
     ipvs_sync_period_s: float = option(
         30.0,
-        help="Look after the rules this often, and try again this long after a failure",
+        help="How often to check the rules, and to retry after a failure",
         unit="seconds",
         group=_IPVS,
     )
     ipvs_min_sync_period_s: float = option(
-        1.0, help="Wait at least this long between two syncs", unit="seconds", group=_IPVS
+        1.0, help="Minimum time between two syncs", unit="seconds", group=_IPVS
     )
     ipvs_scheduler: str = option(
-        "", help="Balance by this scheduler", shown_default="rr", group=_IPVS, metavar="NAME"
+        "", help="Scheduler of virtual servers", shown_default="rr", group=_IPVS, metavar="NAME"
     )
     ipvs_exclude_cidrs: tuple[str, ...] = option(
         (),
-        help="Leave virtual servers of these ranges alone when cleaning up",
+        help="Ranges of virtual servers to leave alone when cleaning up",
         repeat=True,
         group=_IPVS,
         metavar="CIDR,…",
@@ -162,95 +162,106 @@ class KernelSettings(LocalhostSettings):
         False, help="Answer ARP only for addresses of the interface that was asked", group=_IPVS
     )
     ipvs_tcp_timeout_s: float = option(
-        0.0, help="Forget idle TCP connections after this; 0 leaves it", unit="seconds", group=_IPVS
+        0.0,
+        help="Timeout of idle TCP connections; 0 leaves the kernel's",
+        unit="seconds",
+        group=_IPVS,
     )
     ipvs_tcpfin_timeout_s: float = option(
         0.0,
-        help="Forget TCP connections this long after a FIN; 0 leaves it",
+        help="Timeout of TCP connections after a FIN; 0 leaves the kernel's",
         unit="seconds",
         group=_IPVS,
     )
     ipvs_udp_timeout_s: float = option(
-        0.0, help="Forget idle UDP flows after this; 0 leaves it", unit="seconds", group=_IPVS
+        0.0, help="Timeout of idle UDP flows; 0 leaves the kernel's", unit="seconds", group=_IPVS
     )
     conntrack_max_per_core: int = option(
         32768,
-        help="Track so many connections for each processor, a million at most; 0 leaves the limit",
+        help="Maximum number of tracked connections per CPU, one million in total at most; 0 "
+        "leaves the kernel's limit",
         group=_CONNTRACK,
     )
     conntrack_min: int = option(
-        131072, help="Track at least so many, however few processors there are", group=_CONNTRACK
+        131072,
+        help="Minimum of the limit of tracked connections, however few CPUs there are",
+        group=_CONNTRACK,
     )
     conntrack_tcp_timeout_established_s: float = option(
         86400.0,
-        help="Forget idle established TCP connections after this; 0 leaves it",
+        help="Timeout of idle established TCP connections; 0 leaves the kernel's",
         unit="seconds",
         group=_CONNTRACK,
     )
     conntrack_tcp_timeout_close_wait_s: float = option(
         3600.0,
-        help="Forget half-closed TCP connections after this; 0 leaves it",
+        help="Timeout of half-closed TCP connections; 0 leaves the kernel's",
         unit="seconds",
         group=_CONNTRACK,
     )
     conntrack_tcp_be_liberal: bool = option(
-        False, help="Take packets outside of the TCP window for part of it", group=_CONNTRACK
+        False,
+        help="Accept packets outside of the TCP window as part of their connection",
+        group=_CONNTRACK,
     )
     conntrack_udp_timeout_s: float = option(
         0.0,
-        help="Forget unanswered UDP flows after this; 0 leaves it",
+        help="Timeout of unanswered UDP flows; 0 leaves the kernel's",
         unit="seconds",
         group=_CONNTRACK,
     )
     conntrack_udp_timeout_stream_s: float = option(
         0.0,
-        help="Forget answered UDP flows after this; 0 leaves it",
+        help="Timeout of answered UDP flows; 0 leaves the kernel's",
         unit="seconds",
         group=_CONNTRACK,
     )
     oom_score_adj: int = option(
-        -999, help="Set how soon the kernel ends this process for want of memory", group=RULES
+        -999,
+        help="OOM score adjustment of this process: how soon the kernel ends it when memory runs "
+        "out",
+        group=RULES,
     )
     config_sync_period_s: float = option(
         900.0,
-        help="Read everything again this often; watches of ours are not in need of it",
+        help="How often to read everything again; Isthmus's watches do not need that",
         unit="seconds",
         group=_INERT,
         inert=True,
     )
     kube_api_content_type: str = KUBE_API_CONTENT_TYPE(
-        help="Ask the API for this encoding; ours is JSON", group=_INERT, metavar="TYPE"
+        help="Content type to ask the API for; Isthmus asks for JSON", group=_INERT, metavar="TYPE"
     )
     bind_address_hard_fail: bool = option(
         False,
-        help="End when a port cannot be bound; we always do",
+        help="Exit when a port cannot be bound; Isthmus always does",
         group=_INERT,
         inert=True,
     )
     feature_gates: tuple[str, ...] = option(
-        (), help="Turn features of kube-proxy on or off", repeat=True, group=_INERT,
+        (), help="Turn kube-proxy's features on or off", repeat=True, group=_INERT,
         metavar="NAME=BOOL", inert=True,
     )  # fmt: skip
     show_hidden_metrics_for_version: str = option(
         "", help="Show metrics that this version hid", group=_INERT, metavar="X.Y", inert=True
     )
     boot_id_file: tuple[str, ...] = option(
-        (), help="Look for the boot id in these files", group=_INERT, ignored=True
+        (), help="Files to look for the boot ID in", group=_INERT, ignored=True
     )
     machine_id_file: tuple[str, ...] = option(
-        (), help="Look for the machine id in these files", group=_INERT, ignored=True
+        (), help="Files to look for the machine ID in", group=_INERT, ignored=True
     )
     log_text_split_stream: bool = option(
-        False, help="Write errors and the rest apart", group=_INERT, ignored=True
+        False, help="Write errors and other lines to different streams", group=_INERT, ignored=True
     )
     log_text_info_buffer_size: str = option(
-        "0", help="Buffer so many bytes", group=_INERT, ignored=True
+        "0", help="Number of bytes of log lines to buffer", group=_INERT, ignored=True
     )
     log_json_split_stream: bool = option(
-        False, help="Write errors and the rest apart", group=_INERT, ignored=True
+        False, help="Write errors and other lines to different streams", group=_INERT, ignored=True
     )
     log_json_info_buffer_size: str = option(
-        "0", help="Buffer so many bytes", group=_INERT, ignored=True
+        "0", help="Number of bytes of log lines to buffer", group=_INERT, ignored=True
     )
     #: Where a file said what, by attribute; sentences name that instead of a flag.
     places: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)

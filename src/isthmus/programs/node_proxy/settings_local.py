@@ -46,7 +46,7 @@ class LocalTrafficSettings(KernelSettings):
 
     detect_local: str = option(
         "",
-        help="Tell traffic of this node's pods by this; further detectors may be installed",
+        help="How to recognise traffic from this node's pods; further detectors may be installed",
         shown_default="cluster-cidr",
         group=_LOCAL,
         metavar="cluster-cidr|node-cidr|pod-interface-prefix|bridge",
@@ -54,14 +54,14 @@ class LocalTrafficSettings(KernelSettings):
     )
     cluster_cidr: tuple[str, ...] = option(
         (),
-        help="Take these sources for local; only used if --detect-local=cluster-cidr",
+        help="Source ranges of local traffic; only used if --detect-local=cluster-cidr",
         group=_LOCAL,
         metavar="CIDR,…",
         go="one for each family",
     )
     node_cidr: tuple[str, ...] = option(
         (),
-        help="Take these sources for local; only used if --detect-local=node-cidr",
+        help="Source ranges of local traffic; only used if --detect-local=node-cidr",
         shown_default="the Node's podCIDRs",
         group=_LOCAL,
         metavar="CIDR,…",
@@ -69,7 +69,7 @@ class LocalTrafficSettings(KernelSettings):
     )
     pod_interface_prefix: tuple[str, ...] = option(
         (),
-        help="Take what comes in by interfaces of these names for local; only used if "
+        help="Prefixes of interface names that local traffic comes in by; only used if "
         "--detect-local=pod-interface-prefix or --detect-local=bridge",
         group=_LOCAL,
         metavar="PREFIX,…",
@@ -77,20 +77,21 @@ class LocalTrafficSettings(KernelSettings):
     )
     detect_local_mode: str = option(
         "",
-        help="Tell it by this, in the words and with the meaning of kube-proxy",
+        help="How to recognise traffic from this node's pods, in kube-proxy's words and with "
+        "their meaning",
         group=_LOCAL,
         metavar="|".join(KUBE_MODES),
     )
     pod_bridge_interface: str = option(
         "",
-        help="Take what comes in by this bridge for local; only used if "
+        help="Bridge that local traffic comes in by; only used if "
         "--detect-local-mode=BridgeInterface",
         group=_LOCAL,
         metavar="NAME",
     )
     pod_interface_name_prefix: str = option(
         "",
-        help="Take what comes in by interfaces of this name for local; only used if "
+        help="Prefix of interface names that local traffic comes in by; only used if "
         "--detect-local-mode=InterfaceNamePrefix",
         group=_LOCAL,
         metavar="PREFIX",

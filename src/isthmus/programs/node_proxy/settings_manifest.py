@@ -43,31 +43,33 @@ class NodeProxyManifestSettings:
 
     form: str = option(
         "",
-        help="Write a manifest of this form",
+        help="Form of the manifest",
         flag="as",
         choices=("", *FORMS),
         metavar="|".join(FORMS),
         group=_GROUP,
     )
-    name: str = option("isthmus-node-proxy", help="Call it so", metavar="NAME", group=_GROUP)
+    name: str = option(
+        "isthmus-node-proxy", help="Name of the objects", metavar="NAME", group=_GROUP
+    )
     namespace: str = option(
-        "kube-system", help="Put pods into this namespace", metavar="NAME", group=_GROUP
+        "kube-system", help="Namespace of the pods", metavar="NAME", group=_GROUP
     )
     image: str = IMAGE(
-        help="Run this image, which has isthmus in its PATH, and iptables for modes that use it",
+        help="Image to run, which has isthmus in its PATH, and iptables for modes that use it",
         group=_GROUP,
     )
     api_server: str = option(
         "",
-        help="Reach kube-apiserver here from the pods of a daemonset, with their service account:"
-        " not the Service, which only a node proxy makes reachable",
+        help="Address of kube-apiserver for the pods of a daemonset, which use their service "
+        "account: not the Service, which only a node proxy makes reachable",
         metavar="HOST:PORT",
         group=_GROUP,
     )
     config_map: str = option(
         "",
-        help="Mount this ConfigMap where --config and --kubeconfig are, such as kubeadm's"
-        " kube-proxy; without it they are files of the node",
+        help="ConfigMap to mount where --config and --kubeconfig are, such as kubeadm's "
+        "kube-proxy; without it they are files of the node",
         metavar="NAME",
         group=_GROUP,
     )

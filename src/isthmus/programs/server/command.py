@@ -28,14 +28,14 @@ def run(settings: ServerSettings) -> int:
     metavar="PATH",
     multiple=True,
     required=True,
-    help="Set up the directory of this UNIX socket; repeatable",
+    help="UNIX socket whose directory is set up; repeatable",
 )
 @click.option(
     "--owner",
     metavar="ID",
     type=click.IntRange(1, 2**31 - 1),
     required=True,
-    help="Give it to this user and group",
+    help="User and group to give the directory to",
 )
 def setup_socket(sockets: tuple[str, ...], owner: int) -> int:
     """Give the directory of the server's socket to its user, as root

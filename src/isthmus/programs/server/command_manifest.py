@@ -50,6 +50,6 @@ isthmus manifest server --as=daemonset --enable-lease-controller | kubectl apply
 isthmus manifest server --as=static-pod --server-count=3 \\
     > /etc/kubernetes/manifests/isthmus-server.yaml""",
     callback=_server,
-    help="Write what runs a server, given the server's own flags",
-    short_help="Write what runs a server",
+    help="Write a manifest or unit that runs a server with the given flags",
+    short_help="Write a manifest or unit that runs a server",
 )

@@ -88,8 +88,8 @@ class ServerSettings(CarrierSettings):
 
     mode: tuple[str, ...] = option(
         (GRPC,),
-        help="Speak this protocol to kube-apiserver; grpc,http-connect serves both, the second "
-        "where --http-connect-uds-name and --http-connect-port say",
+        help="Protocol of the frontend; grpc,http-connect serves both, the second on "
+        "--http-connect-uds-name or --http-connect-port",
         go="grpc, one of the two only",
         group=_FRONTEND,
         choices=(GRPC, HTTP_CONNECT),
@@ -97,17 +97,17 @@ class ServerSettings(CarrierSettings):
     )
     uds_name: str = option(
         "",
-        help="Listen on this UNIX socket; without --server-port there is no TCP port then",
+        help="UNIX socket to listen on; no TCP port is opened unless --server-port is given",
         group=_FRONTEND,
         metavar="PATH",
     )
     delete_existing_uds_file: bool = option(
-        True, help="Remove the socket file that an ended server left behind", group=_FRONTEND
+        True, help="Remove the socket file that a previous server left behind", group=_FRONTEND
     )
     server_port: int | None = option(
         None,
-        help="Listen on this TCP port with mutual TLS; 0 takes any free port, but with "
-        "--uds-name and without --server-cert it opens none",
+        help="TCP port to listen on with mutual TLS; 0 takes a free port, or none at all with "
+        "--uds-name and without --server-cert",
         shown_default="8090, none with --uds-name",
         go="8090",
         group=_FRONTEND,
@@ -115,32 +115,32 @@ class ServerSettings(CarrierSettings):
     )
     server_bind_address: str = option(
         "",
-        help="Bind the frontend to this address instead of all",
+        help="Address to bind the frontend to; empty means all addresses",
         group=_FRONTEND,
         metavar="ADDRESS",
     )
     server_cert: str = option(
-        "", help="Show this certificate to kube-apiserver", group=_FRONTEND, metavar="FILE"
+        "", help="TLS certificate shown to kube-apiserver", group=_FRONTEND, metavar="FILE"
     )
     server_key: str = option(
-        "", help="Use this private key with --server-cert", group=_FRONTEND, metavar="FILE"
+        "", help="Private key of --server-cert", group=_FRONTEND, metavar="FILE"
     )
     server_ca_cert: str = option(
         "",
-        help="Accept clients with a certificate from these authorities",
+        help="CAs that certificates of clients must come from",
         group=_FRONTEND,
         metavar="FILE",
     )
     http_connect_uds_name: str = option(
         "",
-        help="With both modes, serve http-connect on this UNIX socket",
+        help="UNIX socket for http-connect if --mode has both protocols",
         group=_FRONTEND,
         metavar="PATH",
         go=OURS,
     )
     http_connect_port: int | None = option(
         None,
-        help="With both modes, serve http-connect on this TCP port, with the certificates of "
+        help="TCP port for http-connect if --mode has both protocols; it uses the certificates of "
         "--server-port",
         group=_FRONTEND,
         metavar="PORT",
@@ -148,60 +148,60 @@ class ServerSettings(CarrierSettings):
     )
     agent_port: int = option(
         8091,
-        help="Listen for agents on this port; 0 takes any free port",
+        help="Port to listen on for agents; 0 takes a free port",
         group=_AGENTS,
         metavar="PORT",
     )
     agent_bind_address: str = option(
         "",
-        help="Bind the agent port to this address instead of all",
+        help="Address to bind the agent port to; empty means all addresses",
         group=_AGENTS,
         metavar="ADDRESS",
     )
     cluster_cert: str = option(
-        "", help="Show this certificate to agents", group=_AGENTS, metavar="FILE"
+        "", help="TLS certificate shown to agents", group=_AGENTS, metavar="FILE"
     )
     cluster_key: str = option(
-        "", help="Use this private key with --cluster-cert", group=_AGENTS, metavar="FILE"
+        "", help="Private key of --cluster-cert", group=_AGENTS, metavar="FILE"
     )
     cluster_ca_cert: str = option(
         "",
-        help="Accept agents with a certificate from these authorities",
+        help="CAs that certificates of agents must come from",
         group=_AGENTS,
         metavar="FILE",
         go="optional, agents then need no certificate",
     )
     insecure_agents: bool = option(
         False,
-        help="Accept every agent without authentication; anybody who reaches the agent "
-        "port can then take traffic",
+        help="Accept every agent without authentication; anyone who reaches the agent port can "
+        "then receive traffic",
         group=_AGENTS,
         go=OURS,
     )
     agent_identity_binding: str = option(
         "",
-        help="Let agents claim only what they are entitled to: name means their own name as id "
-        "and host, anything else is a file of rules; empty believes every claim",
+        help="Limit what agents may claim: name allows their own name as ID and host, anything "
+        "else is a file of rules, and empty believes every claim",
         group=_AGENTS,
         metavar="name|FILE",
         go=OURS,
     )
     link: str = LINK(
-        help="Speak this protocol to agents: mux is our own, grpc konnectivity's; auto takes "
-        "the first that the agent knows",
+        help="Protocol to agents: mux is Isthmus's own, grpc is konnectivity's, auto takes the "
+        "first that the agent supports",
         group=_AGENTS,
     )
     proxy_strategies: tuple[str, ...] = option(
         ("default",),
-        help="Choose agents by these rules, the first that finds one wins: default, "
-        "destHost, defaultRoute",
+        help="Strategies for choosing an agent; the first that finds one wins: default, destHost, "
+        "defaultRoute",
         choices=("default", "destHost", "defaultRoute"),
         group=_AGENTS,
     )
     admin: AdminSettings = block(AdminSettings(health_port=8092, port=PROGRAM.admin_port))
     tls_min_version: str = option(
         "",
-        help="Refuse TLS below this version",
+        help="Minimum TLS version",
         choices=("", TLS12, TLS13),
         group=_TLS,
         metavar=f"{TLS12}|{TLS13}",
@@ -210,60 +210,62 @@ class ServerSettings(CarrierSettings):
     )
     cipher_suites: tuple[str, ...] = option(
         (),
-        help="Allow only these TLS 1.2 cipher suites, by their IANA names",
+        help="TLS 1.2 cipher suites to allow, by their IANA names",
         repeat=True,
         group=_TLS,
     )
     backend_dial_timeout_s: float = option(
         10.0,
-        help="Give up on a dial after this long; 0 means 30s, the longest kube-apiserver waits",
+        help="Timeout of a dial; 0 means 30s, the longest that kube-apiserver waits",
         unit="seconds",
         group=_LIMITS,
         go="0, no limit",
     )
     graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(
-        help="Let open tunnels finish for this long after SIGTERM; 0 ends them at once",
+        help="Time for open tunnels to finish after SIGTERM; 0 ends them at once",
         group=_LIMITS,
         go="0",
     )
     keepalive_time_s: float = KEEPALIVE_TIME(
-        help="Ping an agent after this much silence; links are pinged after 10s at the latest",
+        help="Ping an agent after it was silent for this long; links are pinged after 10s at the "
+        "latest",
         group=_LIMITS,
     )
     frontend_keepalive_time_s: float = option(
         3600.0,
-        help="Ping a gRPC client after this much silence",
+        help="Ping a gRPC client after it was silent for this long",
         unit="seconds",
         group=_LIMITS,
     )
     max_connections: int = MAX_CONNECTIONS(
-        help="Allow so many connections of clients, and as many of agents; 0 goes by descriptors",
+        help="Maximum number of client connections, and of agent connections; 0 derives it from "
+        "the limit of file descriptors",
         group=_BOUNDS,
         metavar="N",
         shown_default="half of the descriptors for clients, a quarter for agents",
     )
     max_connections_per_source: int = MAX_CONNECTIONS_PER_SOURCE(
-        help="Allow so many of these to one address, /64 of IPv6 or user of a UNIX socket",
+        help="Maximum number of connections from one address, IPv6 /64 or user of a UNIX socket",
         group=_BOUNDS,
     )
     server_id: str = option(
         "",
-        help="Call this server so; empty makes a random id",
+        help="Server ID; empty makes a random one",
         env="PROXY_SERVER_ID",
         group=_REPLICAS,
         metavar="ID",
     )
     server_count: int | None = option(
         None,
-        help="Tell agents that there are this many servers; without it, as many as --peer-server "
-        "names, this one included",
+        help="Number of servers to tell agents; without it, the number of servers in "
+        "--peer-server, and this one",
         shown_default="1",
         group=_REPLICAS,
     )
     peer_server: tuple[str, ...] = option(
         (),
-        help="Hand agents that ask for the server of this id on to this address, its agent port; "
-        "--peer-relay asks it for dials; this server's own id is ignored",
+        help="ID of another server and the address of its agent port: agents that ask for the ID "
+        "are handed on to it, and --peer-relay asks it for dials; this server's own ID is ignored",
         repeat=True,
         aliases=("peer-servers",),
         group=_REPLICAS,
@@ -272,38 +274,42 @@ class ServerSettings(CarrierSettings):
     )
     advertise_agent_address: str = option(
         "",
-        help="Put this address of the agent port on the Lease, so that other servers hand agents "
-        "on to it",
+        help="Address of the agent port to put on the Lease, so that other servers hand agents on "
+        "to it",
         group=_REPLICAS,
         metavar="HOST:PORT",
         go=OURS,
     )
     enable_lease_controller: bool = option(
-        False, help="Publish a Lease so that servers are counted", group=_REPLICAS
+        False, help="Publish a Lease, by which agents count the servers", group=_REPLICAS
     )
-    lease_namespace: str = LEASE_NAMESPACE(help="Keep Leases in this namespace", group=_REPLICAS)
+    lease_namespace: str = LEASE_NAMESPACE(help="Namespace of the Leases", group=_REPLICAS)
     lease_label: str = option(
         "k8s-app=konnectivity-server",
-        help="Mark Leases with this label",
+        help="Label of the Leases",
         group=_REPLICAS,
     )
     workers: int = WORKERS()
-    agent_namespace: str = option("", help="Accept tokens of this namespace", group=_TOKENS)
-    agent_service_account: str = option(
-        "", help="Accept tokens of this service account", group=_TOKENS
+    agent_namespace: str = option(
+        "", help="Namespace that tokens of agents must belong to", group=_TOKENS
     )
-    authentication_audience: str = option("", help="Accept tokens for this audience", group=_TOKENS)
+    agent_service_account: str = option(
+        "", help="Service account that tokens of agents must belong to", group=_TOKENS
+    )
+    authentication_audience: str = option(
+        "", help="Audience that tokens of agents must have", group=_TOKENS
+    )
     kubeconfig: str = KUBECONFIG(group=_TOKENS)
     kubeconfig_qps: float = option(
-        0.0, help="Limit requests per second to the Kubernetes API", group=_TOKENS
+        0.0, help="Maximum number of Kubernetes API requests per second", group=_TOKENS
     )
-    kubeconfig_burst: int = option(0, help="Allow bursts of this many requests", group=_TOKENS)
+    kubeconfig_burst: int = option(0, help="Kubernetes API request burst", group=_TOKENS)
     kube_api_content_type: str = KUBE_API_CONTENT_TYPE(group=_TOKENS)
     compat: str = COMPAT(
-        help="Answer with konnectivity's statuses and keep to its port rules", group=_COMPAT
+        help="Answer with konnectivity's statuses and follow its port rules", group=_COMPAT
     )
     frontend_write_channel_size: int = option(
-        10, help="Queue this many packets per client", group=_COMPAT, inert=True
+        10, help="Number of packets to queue per client", group=_COMPAT, inert=True
     )
     xfr_channel_size: int = XFR_CHANNEL_SIZE(10, group=_COMPAT)
     warn_on_channel_limit: bool = WARN_ON_CHANNEL_LIMIT(True, group=_COMPAT)

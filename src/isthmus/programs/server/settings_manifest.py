@@ -120,52 +120,51 @@ class ServerFormSettings(AroundSettings):
 
     form: str = FORM(
         SIDECAR,
-        help="Write a manifest of this form: a container in kube-apiserver's pod, pods on the "
-        "nodes of the control plane, pods anywhere, a pod that a node runs by itself, or a unit",
+        help="Form of the manifest: a container in kube-apiserver's pod, pods on the nodes of the "
+        "control plane, pods anywhere, a pod that a node runs by itself, or a unit",
         choices=SERVER_FORMS,
         metavar="|".join(SERVER_FORMS),
         group=_FORM,
     )
     name: str = option(
         SERVER_NAME,
-        help="Call it and what belongs to it so",
+        help="Name of the server's objects",
         metavar="NAME",
         group=_FORM,
     )
     replicas: int = REPLICAS(group=_FORM)
     service_type: str = option(
         "ClusterIP",
-        help="Let agents find the server by a Service of this type",
+        help="Type of the Service through which agents find the server",
         choices=SERVICE_TYPES,
         metavar="|".join(SERVICE_TYPES),
         group=_FORM,
     )
     apiserver_cidr: tuple[str, ...] = option(
         (),
-        help="Let kube-apiserver reach the frontend from this network, by the NetworkPolicy",
+        help="Network from which the NetworkPolicy lets kube-apiserver reach the frontend",
         repeat=True,
         metavar="CIDR",
         group=_FORM,
     )
     apiserver_namespace: str = option(
         "",
-        help="Let kube-apiserver reach the frontend from the pods of this namespace, by the "
-        "NetworkPolicy; those in the network of a node are none",
+        help="Namespace from whose pods the NetworkPolicy lets kube-apiserver reach the frontend; "
+        "it does not cover pods in the host network",
         shown_default="the server's, without --apiserver-cidr",
         metavar="NAME",
         group=_FORM,
     )
     kubeconfig_user: str = option(
         KUBECONFIG_USER,
-        help="Give the rights that a server needs to this user, as whom it is known by its "
-        "--kubeconfig; a pod with a service account gets them itself",
+        help="User of the server's --kubeconfig, to give the server's rights to; a pod with a "
+        "service account gets them itself",
         metavar="USER",
         group=_FORM,
     )
     executable: str = EXECUTABLE(group=_FORM)
     unit_group: str = UNIT_GROUP(
-        help="Run a unit as this group, who must be able to read the files, and may open the "
-        "UNIX socket",
+        help="Group of a unit, which must be able to read the files and may open the UNIX socket",
         group=_FORM,
     )
 
@@ -279,116 +278,115 @@ class ServerManifestSettings(ServerFormSettings):
 
     output: str = option(
         "",
-        help="Write a strategic merge patch of kube-apiserver's Deployment, a part of a pod's "
-        "spec, kube-apiserver's egress selector, the ConfigMap that has it, or the Services; in "
-        "other forms than a sidecar all of it, the workload, or the objects around it, and of "
-        "systemd the socket unit; -o is the same",
+        help="Part to write. In kube-apiserver's pod: a strategic merge patch of its Deployment, "
+        "a part of a pod's spec, the egress selector, the ConfigMap that has it, or the Services. "
+        "In other forms: everything, the workload or the objects around it; of systemd also the "
+        "socket unit",
         choices=("", *OUTPUTS),
         shown_default="patch of a sidecar, workload of a static-pod or systemd, else all",
         metavar="|".join(OUTPUTS),
         group=_GROUP,
     )
     workload: str = option(
-        "kube-apiserver", help="Patch this Deployment", metavar="NAME", group=_GROUP
+        "kube-apiserver", help="Deployment to patch", metavar="NAME", group=_GROUP
     )
     namespace: str = HOSTED_NAMESPACE(group=_GROUP)
     image: str = IMAGE(group=_GROUP)
     run_as: int = RUN_AS(
         0,
-        help="Run as this user, and let this group read the files; 0 leaves both to the image and "
+        help="User to run as, and group that can read the files; 0 leaves both to the image and "
         "the cluster",
         group=_GROUP,
     )
     pre_stop_s: float = option(
         70.0,
-        help="Go on for this long when the pod is to end, because kube-apiserver does",
+        help="Time to keep running when the pod ends, because kube-apiserver does",
         unit="seconds",
         group=_GROUP,
     )
     readiness: str = option(
         READY,
-        help="Ask this for readiness; /readyz is ready when there is an agent, /healthz always",
+        help="Path of the readiness probe; /readyz is ready when an agent is linked, /healthz "
+        "always",
         choices=(READY, HEALTHY),
         metavar=f"{READY}|{HEALTHY}",
         group=_GROUP,
     )
     selector: str = option(
         "app=kube-apiserver",
-        help="Find kube-apiserver's pods by this label, in the Services",
+        help="Label of kube-apiserver's pods, for the Services",
         metavar="LABEL=VALUE",
         group=_GROUP,
     )
     container: str = option(
         "kube-apiserver",
-        help="Mount the egress selector and its certificates in this container",
+        help="Container to mount the egress selector and its certificates in",
         metavar="NAME",
         group=_APISERVER,
     )
     egress_host: str = option(
         "konnectivity-server-local",
-        help="Let kube-apiserver reach the server by this name, which its certificate has",
+        help="Name by which kube-apiserver reaches the server; its certificate must have it",
         metavar="HOST",
         group=_APISERVER,
     )
     egress_config_map: str = option(
         "kas-egress-selector-config",
-        help="Keep the egress selector in this ConfigMap",
+        help="ConfigMap to keep the egress selector in",
         metavar="NAME",
         group=_APISERVER,
     )
     egress_config_path: str = option(
         "/etc/kubernetes/egress-selector/config.yaml",
-        help="Let kube-apiserver find the egress selector there",
+        help="Path of the egress selector for kube-apiserver",
         metavar="PATH",
         group=_APISERVER,
     )
     egress_ca_bundle: str = option(
         "/etc/kubernetes/certs/konnectivity-ca/ca.crt",
-        help="Let kube-apiserver find the server's authorities there",
+        help="Path of the server's CAs for kube-apiserver",
         metavar="PATH",
         group=_APISERVER,
     )
     egress_client_cert: str = option(
         "/etc/kubernetes/certs/konnectivity-client/tls.crt",
-        help="Let kube-apiserver find its client certificate there",
+        help="Path of kube-apiserver's client certificate",
         metavar="PATH",
         group=_APISERVER,
     )
     egress_client_key: str = option(
         "/etc/kubernetes/certs/konnectivity-client/tls.key",
-        help="Let kube-apiserver find the key of its client certificate there",
+        help="Path of the private key of kube-apiserver's client certificate",
         metavar="PATH",
         group=_APISERVER,
     )
     server_secret: str = option(
         "konnectivity-server",
-        help="Take --server-cert and --server-key from this Secret",
+        help="Secret with --server-cert and --server-key",
         metavar="NAME",
         group=_FILES,
     )
     cluster_secret: str = option(
         "konnectivity-cluster",
-        help="Take --cluster-cert and --cluster-key from this Secret",
+        help="Secret with --cluster-cert and --cluster-key",
         metavar="NAME",
         group=_FILES,
     )
     client_secret: str = CLIENT_SECRET(
-        help="Take kube-apiserver's client certificate from this Secret", group=_FILES
+        help="Secret with kube-apiserver's client certificate", group=_FILES
     )
-    ca_config_map: str = CA_CONFIG_MAP(
-        help="Take the authorities of all of them from this ConfigMap", group=_FILES
-    )
+    ca_config_map: str = CA_CONFIG_MAP(help="ConfigMap with the CAs of all of them", group=_FILES)
     client_ca_config_map: str = option(
         "",
-        help="Take the authorities of clients (--server-ca-cert) from this ConfigMap, so that no "
-        "agent's certificate is one of them",
+        help="ConfigMap with the CAs of clients (--server-ca-cert), so that no agent's "
+        "certificate is accepted as a client's",
         shown_default="--ca-config-map",
         metavar="NAME",
         group=_FILES,
     )
     secret: str = option(
         "",
-        help="Take other files that flags name from this Secret",
+        help="Secret with other files that flags name",
         metavar="NAME",
         group=_FILES,
     )

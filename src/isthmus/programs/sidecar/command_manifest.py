@@ -45,6 +45,6 @@ kubectl patch deployment openshift-apiserver --patch-file=patch.yaml
 isthmus manifest sidecar --mode=socks5 --workload=my-operator \\
     --kubeconfig-secret=admin-kubeconfig --resolve-from-guest-cluster-dns -o pod-spec""",
     callback=_sidecar,
-    help="Write the sidecars of a hosted control plane's component, given their own flags",
+    help="Write the sidecars of a hosted control plane's component with the given flags",
     short_help="Write the sidecars of a hosted control plane's component",
 )

@@ -58,23 +58,21 @@ class SidecarSettings(CarrierSettings):
 
     konnectivity_hostname: str = option(
         "konnectivity-server-local",
-        help="Dial through the connectivity server of this name",
+        help="Host name of the connectivity server",
         group=_SERVER,
         metavar="HOST",
     )
-    konnectivity_port: int = option(
-        8090, help="Dial through this port of the connectivity server", group=_SERVER
-    )
+    konnectivity_port: int = option(8090, help="Port of the connectivity server", group=_SERVER)
     konnectivity_uds: str = option(
         "",
-        help="Dial through the connectivity server at this UNIX socket instead",
+        help="UNIX socket of the connectivity server, instead of its host name and port",
         group=_SERVER,
         metavar="PATH",
         go=OURS,
     )
     konnectivity_protocol: str = option(
         HTTP_CONNECT,
-        help="Ask the connectivity server by HTTP CONNECT or by konnectivity's gRPC",
+        help="Protocol to the connectivity server: HTTP CONNECT or konnectivity's gRPC",
         choices=(HTTP_CONNECT, GRPC),
         metavar=f"{HTTP_CONNECT}|{GRPC}",
         group=_SERVER,
@@ -82,93 +80,92 @@ class SidecarSettings(CarrierSettings):
     )
     ca_cert_path: str = option(
         "/etc/konnectivity/proxy-ca/ca.crt",
-        help="Trust connectivity servers with a certificate from these authorities",
+        help="CAs that certificates of connectivity servers must come from",
         group=_SERVER,
         metavar="FILE",
     )
     tls_cert_path: str = option(
         "/etc/konnectivity/proxy-client/tls.crt",
-        help="Show this certificate to the connectivity server",
+        help="TLS certificate shown to the connectivity server",
         group=_SERVER,
         metavar="FILE",
     )
     tls_key_path: str = option(
         "/etc/konnectivity/proxy-client/tls.key",
-        help="Use this private key with --tls-cert-path",
+        help="Private key of --tls-cert-path",
         group=_SERVER,
         metavar="FILE",
     )
     dial_timeout_s: float = option(
         60.0,
-        help="Give up on a connection after this long, name resolution included",
+        help="Timeout of a dial, name resolution included",
         unit="seconds",
         group=_SERVER,
         go=OURS,
     )
     serving_address: str = option(
         "127.0.0.1",
-        help="Listen on this address; any but loopback needs --username and --password-file, or "
-        "--allow-unauthenticated; empty is every address",
+        help="Address to listen on; any but loopback needs --username and --password-file, or "
+        "--allow-unauthenticated; empty means all addresses",
         group=_CLIENTS,
         metavar="ADDRESS",
         go="every address, always",
     )
-    serving_port: int = option(8090, help="Listen on this port", group=_CLIENTS, metavar="PORT")
+    serving_port: int = option(8090, help="Port to listen on", group=_CLIENTS, metavar="PORT")
     username: str = option(
         "",
-        help="Serve only clients that give this user name and the password of --password-file",
+        help="User name that clients must give, with the password of --password-file",
         group=_CLIENTS,
         metavar="NAME",
         go=OURS,
     )
     password_file: str = option(
         "",
-        help="Read the password of clients from this file, and again when it changes",
+        help="File with the password of clients, read again when it changes",
         group=_CLIENTS,
         metavar="FILE",
         go=OURS,
     )
     allow_unauthenticated: bool = option(
         False,
-        help="Serve everybody who reaches a --serving-address that is not loopback",
+        help="Serve everyone who reaches a --serving-address that is not loopback",
         group=_CLIENTS,
         go=OURS,
     )
     resolve_from_guest_cluster_dns: bool = option(
         False,
-        help="Resolve names by the DNS of the guest cluster, through the tunnel",
+        help="Resolve names with the DNS of the guest cluster, through the tunnel",
         group=_NAMES,
     )
     resolve_from_management_cluster_dns: bool = option(
         False,
-        help="Resolve names by the DNS of this pod while the guest cluster's cannot be reached",
+        help="Resolve names with the DNS of this pod while the guest cluster's cannot be reached",
         group=_NAMES,
     )
     disable_resolver: bool = option(
         False,
-        help="Resolve no name here, whatever the other flags say, and leave it to the agent",
+        help="Resolve no names here, whatever other flags say; the agent resolves them",
         group=_NAMES,
     )
     prefer_ipv4: bool = option(
-        False, help="Choose IPv4 addresses where a name has both kinds", group=_NAMES
+        False, help="Prefer IPv4 for names with addresses of both families", group=_NAMES
     )
     guest_dns_service: str = option(
         "openshift-dns/dns-default",
-        help="Find the DNS of the guest cluster at this Service; without it kube-system/kube-dns "
-        "is tried",
+        help="Service of the guest cluster's DNS; without it kube-system/kube-dns is tried",
         group=_NAMES,
         metavar="NAMESPACE/NAME",
         go="openshift-dns/dns-default, always",
     )
     cluster_domain: str = option(
         "cluster.local",
-        help="Look for Services below this domain of the guest cluster",
+        help="DNS domain of the guest cluster, below which its Services are",
         group=_NAMES,
         metavar="DOMAIN",
         go=OURS,
     )
     kubeconfig: str = KUBECONFIG(
-        help="Reach the API of the guest cluster as this file says; empty means in-cluster",
+        help="Kubeconfig for the API of the guest cluster; empty means in-cluster",
         env="KUBECONFIG",
         group=_NAMES,
         go="the environment variable alone",
@@ -176,12 +173,12 @@ class SidecarSettings(CarrierSettings):
     connect_directly_to_cloud_apis: bool = option(
         False,
         help="Connect to the APIs of cloud providers from here, by the proxy that HTTPS_PROXY and "
-        "NO_PROXY name, not through the tunnel",
+        "NO_PROXY name, instead of through the tunnel",
         group=_CLOUD,
     )
     cloud_api_suffix: tuple[str, ...] = option(
         (),
-        help="Take names that end so for cloud APIs as well",
+        help="Suffix of further names to treat as cloud APIs",
         repeat=True,
         group=_CLOUD,
         metavar=".SUFFIX",
@@ -190,29 +187,29 @@ class SidecarSettings(CarrierSettings):
     workers: int = WORKERS()
     max_connections: int = MAX_CONNECTIONS(
         4096,
-        help="Carry so many connections, each with two descriptors, and refuse what comes besides:"
-        " 503 by HTTP, a reset by SOCKS5",
+        help="Maximum number of connections, of two file descriptors each; more are refused: 503 "
+        "by HTTP, a reset by SOCKS5",
         group=_LIMITS,
     )
     max_connections_per_source: int = MAX_CONNECTIONS_PER_SOURCE(group=_LIMITS)
     max_handshakes: int = option(
         512,
-        help="Wait for so many clients to say what they want; one more, and the oldest of the"
-        " source that has most is reset",
+        help="Maximum number of clients that have not sent a request yet; at one more, the oldest "
+        "of the source with the most is reset",
         group=_LIMITS,
         go=OURS,
     )
     handshake_timeout_s: float = option(
         10.0,
-        help="End a connection whose request is not here after this long",
+        help="Close connections that have not sent a request within this time",
         unit="seconds",
         group=_LIMITS,
         go=OURS,
     )
     wait_for_files_s: float = option(
         120.0,
-        help="Wait this long at the start for certificates, keys and a kubeconfig that are not "
-        "there yet, alive and not ready; 0 ends at once",
+        help="How long to wait at the start for missing certificates, keys and a kubeconfig, "
+        "alive but not ready; 0 exits at once",
         flag="wait-for-files",
         unit="seconds",
         group=_LIMITS,
@@ -222,8 +219,8 @@ class SidecarSettings(CarrierSettings):
     admin: AdminSettings = block(AdminSettings(), go=OURS)
     allow_metadata_address: tuple[str, ...] = option(
         (),
-        help="Let clients reach this metadata or link-local address of a cloud, which has "
-        "credentials of machines; without the flag none of them is dialed",
+        help="Metadata or link-local address of a cloud, which hands out credentials of machines, "
+        "that clients may reach; without it none is dialed",
         repeat=True,
         group=_CLIENTS,
         metavar="CIDR",

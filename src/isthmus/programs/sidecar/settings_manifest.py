@@ -68,74 +68,75 @@ class SidecarManifestSettings:
 
     mode: str = option(
         "",
-        help="Add this sidecar, or one of each kind",
+        help="Sidecar to add, or one of each kind",
         choices=("", *MODES),
         metavar="|".join(MODES),
         group=_GROUP,
     )
     preset: str = option(
         "",
-        help="Take mode, flags and variables that HyperShift has for this component",
+        help="Component whose mode, flags and variables in HyperShift are used",
         choices=("", *PRESETS),
         metavar="COMPONENT",
         group=_GROUP,
     )
     output: str = option(
         PATCH,
-        help="Write a strategic merge patch of the Deployment, or a part of a pod's spec; -o is "
-        "the same",
+        help="Part to write: a strategic merge patch of the Deployment, or a part of a pod's spec",
         choices=OUTPUTS,
         metavar="|".join(OUTPUTS),
         group=_GROUP,
     )
     workload: str = option(
         "",
-        help="Patch the Deployment of this name",
+        help="Name of the Deployment to patch",
         metavar="NAME",
         shown_default="--preset",
         group=_GROUP,
     )
     namespace: str = HOSTED_NAMESPACE(group=_GROUP)
     image: str = IMAGE(group=_GROUP)
-    memory: str = option("30Mi", help="Request so much memory", metavar="QUANTITY", group=_GROUP)
+    memory: str = option(
+        "30Mi", help="Memory request of each sidecar", metavar="QUANTITY", group=_GROUP
+    )
     run_as: int = RUN_AS(
         0,
-        help="Run as this user, and let this group read the files; 0 leaves both to the image and "
+        help="User to run as, and group that can read the files; 0 leaves both to the image and "
         "the cluster, as OpenShift wants it",
         group=_GROUP,
     )
     service_cidr: tuple[str, ...] = option(
         (),
-        help="Prefer IPv4 if all these service networks of the guest cluster are",
+        help="Service network of the guest cluster; if all are IPv4, sidecars prefer IPv4",
         repeat=True,
         metavar="CIDR",
         group=_GROUP,
     )
     socks5_arg: str = option(
         "",
-        help="Give this flag to the SOCKS5 sidecar alone",
+        help="Flag for the SOCKS5 sidecar alone",
         repeat=True,
         metavar="--FLAG=VALUE",
         group=_GROUP,
     )
     https_arg: str = option(
         "",
-        help="Give this flag to the HTTPS sidecar alone",
+        help="Flag for the HTTPS sidecar alone",
         repeat=True,
         metavar="--FLAG=VALUE",
         group=_GROUP,
     )
     container: str = option(
         "",
-        help="Give the variables to this container",
+        help="Container that gets the variables",
         metavar="NAME",
         shown_default="--workload",
         group=_MAIN,
     )
     variables: str = option(
         "",
-        help="Set HTTP_PROXY and the like, GRPC_PROXY, the management cluster's as MGMT_…, or "
-        "nothing",
+        help="Variables to set: HTTP_PROXY and the like, GRPC_PROXY, the management cluster's as "
+        "MGMT_…, or none",
         choices=("", *VARIABLES),
         metavar="|".join(VARIABLES),
         shown_default="--preset, or http",
@@ -143,71 +144,71 @@ class SidecarManifestSettings:
     )
     main_no_proxy: tuple[str, ...] = option(
         (),
-        help=f"Put this into NO_PROXY, besides {KUBE_APISERVER}",
+        help=f"Entries of NO_PROXY besides {KUBE_APISERVER}",
         repeat=True,
         metavar="LIST",
         group=_MAIN,
     )
     etcd_host: str = option(
         "etcd-client",
-        help="Put this host of etcd into NO_PROXY of API servers",
+        help="Host of etcd to put into NO_PROXY of API servers",
         metavar="HOST",
         group=_MAIN,
     )
     olm_catalogs: str = option(
         MANAGEMENT,
-        help="Say where OLM's catalogs run; their names go into NO_PROXY where it is the "
-        "management cluster",
+        help="Cluster in which OLM's catalogs run; in the management cluster, their names go into "
+        "NO_PROXY",
         choices=(MANAGEMENT, GUEST),
         metavar=f"{MANAGEMENT}|{GUEST}",
         group=_MAIN,
     )
     client_secret: str = CLIENT_SECRET(
-        help="Take the client certificate and key from this Secret", group=_FILES
+        help="Secret with the client certificate and key", group=_FILES
     )
     ca_config_map: str = CA_CONFIG_MAP(
-        help="Take the connectivity server's authorities from this ConfigMap", group=_FILES
+        help="ConfigMap with the CAs of the connectivity server", group=_FILES
     )
     kubeconfig_volume: str = option(
         "",
-        help="Mount this volume, which the workload has, for the guest cluster's kubeconfig",
+        help="Volume of the workload to mount for the guest cluster's kubeconfig",
         metavar="NAME",
         shown_default="--preset, or kubeconfig",
         group=_FILES,
     )
     kubeconfig_secret: str = option(
         "",
-        help="Add that volume, of this Secret, where the workload has none",
+        help="Secret of that volume, which is added if the workload does not have it",
         metavar="NAME",
         group=_FILES,
     )
     trust_bundle: str = option(
         "",
-        help="Trust https:// proxies by ca-bundle.crt of this ConfigMap as well",
+        help="ConfigMap with further CAs for https:// proxies, as ca-bundle.crt",
         metavar="NAME",
         group=_FILES,
     )
     secret: str = option(
         "",
-        help="Take other files that flags name, such as a password, from this Secret",
+        help="Secret with other files that flags name, such as a password",
         metavar="NAME",
         group=_FILES,
     )
     management_http_proxy: str = option(
         "",
-        help="Set HTTP_PROXY of a sidecar that connects to cloud APIs directly",
+        help="Value of HTTP_PROXY for a sidecar that connects to cloud APIs directly",
         metavar="URL",
         group=_PROXY,
     )
     management_https_proxy: str = option(
         "",
-        help="Set HTTPS_PROXY of such a sidecar",
+        help="Value of HTTPS_PROXY for such a sidecar",
         metavar="URL",
         group=_PROXY,
     )
     management_no_proxy: tuple[str, ...] = option(
         (),
-        help=f"Set NO_PROXY of such a sidecar, besides {KUBE_APISERVER}",
+        help=f"Entries of NO_PROXY for such a sidecar, besides {KUBE_APISERVER}",
         repeat=True,
         metavar="LIST",
         group=_PROXY,

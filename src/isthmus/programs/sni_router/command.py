@@ -70,14 +70,17 @@ def check(file: str) -> int:
 @click.argument("file")
 @click.argument("name", default="")
 @click.option(
-    "--alpn", multiple=True, metavar="PROTOCOL", help="Offer this ALPN protocol; repeatable"
+    "--alpn",
+    multiple=True,
+    metavar="PROTOCOL",
+    help="ALPN protocol that the client offers; repeatable",
 )
 @click.option("--tlv", metavar="VALUE", help="Value of the TLV in the PROXY header [default: none]")
 @click.option(
     "--from",
     "source",
     metavar="ADDRESS",
-    help="Source of the connection [default: one that every route allows]",
+    help="Source of the connection [default: a source that every route allows]",
 )
 @output_option()
 def explain(

@@ -57,6 +57,6 @@ isthmus manifest sni-router --routes=routes.yaml --listen-proxy=:6443 --replicas
 isthmus manifest sni-router --config-map=all-routes --service-type=ClusterIP \\
     --accept-proxy --proxy-from=10.0.0.0/24""",
     callback=_sni_router,
-    help="Write what runs an SNI router in a cluster, given the router's own flags",
-    short_help="Write what runs an SNI router in a cluster",
+    help="Write a manifest that runs an SNI router with the given flags",
+    short_help="Write a manifest that runs an SNI router",
 )

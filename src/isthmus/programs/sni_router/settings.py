@@ -43,19 +43,19 @@ class SniRouterSettings(CarrierSettings):
     GO: ClassVar = OURS
 
     config: str = CONFIG(
-        help="Route by this file, and by what it says later",
+        help="File of routes, read again when it changes",
         group=_ROUTING,
     )
     listen: tuple[str, ...] = option(
         (":6443",),
-        help="Listen here; without a host on every address",
+        help="Address to listen on; without a host, on every address",
         repeat=True,
         group=_ROUTING,
         metavar="[HOST]:PORT",
     )
     dial_timeout_s: float = option(
         10.0,
-        help="Give up on all backends of a route together after this long",
+        help="Timeout of a dial, over all backends of a route",
         unit="seconds",
         group=_ROUTING,
     )
@@ -66,37 +66,37 @@ class SniRouterSettings(CarrierSettings):
     )
     listen_proxy: tuple[str, ...] = option(
         (),
-        help="Listen here for connections that begin with a PROXY header, as those of proxies on"
-        " nodes do: its TLV is read, its source only from --proxy-from",
+        help="Address to listen on for connections that begin with a PROXY header, such as those "
+        "of proxies on nodes: the header's TLV is read, its source only from --proxy-from",
         repeat=True,
         group=_PROXY,
         metavar="[HOST]:PORT",
     )
     proxy_from: tuple[str, ...] = option(
         (),
-        help="Believe PROXY headers from these networks; with --accept-proxy, take connections from"
-        " no others",
+        help="Networks whose PROXY headers are believed; with --accept-proxy, connections are "
+        "taken from no others",
         repeat=True,
         group=_PROXY,
         metavar="CIDR",
     )
     hello_timeout_s: float = option(
         10.0,
-        help="Reset a connection whose ClientHello is not here after this long",
+        help="Reset connections that have not sent a ClientHello within this time",
         unit="seconds",
         group=_LIMITS,
     )
     max_hellos: int = option(
         1024,
-        help="Wait for so many ClientHellos; one more, and the oldest of the source that has most"
-        " is reset",
+        help="Maximum number of connections without a complete ClientHello; at one more, the "
+        "oldest of the source with the most is reset",
         group=_LIMITS,
     )
     workers: int = WORKERS()
     max_connections: int = MAX_CONNECTIONS(20_000, group=_LIMITS)
     max_connections_per_source: int = MAX_CONNECTIONS_PER_SOURCE(
-        help="Carry so many of these for one address or /64 of IPv6; behind --accept-proxy, the one"
-        " that the PROXY header has",
+        help="Maximum number of connections from one address or IPv6 /64; with --accept-proxy, "
+        "from the source in the PROXY header",
         group=_LIMITS,
     )
     graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(group=_LIMITS)

@@ -33,54 +33,54 @@ class SniRouterManifestSettings:
     GO: ClassVar = OURS
 
     name: str = option(
-        "isthmus-sni-router", help="Give every object this name", metavar="NAME", group=_GROUP
+        "isthmus-sni-router", help="Name of every object", metavar="NAME", group=_GROUP
     )
     namespace: str = option(
-        "isthmus", help="Put every object into this namespace", metavar="NAME", group=_GROUP
+        "isthmus", help="Namespace of every object", metavar="NAME", group=_GROUP
     )
     image: str = IMAGE(group=_GROUP)
-    replicas: int = REPLICAS(help="Run so many pods", group=_GROUP)
+    replicas: int = REPLICAS(help="Number of pods", group=_GROUP)
     run_as: int = RUN_AS(group=_GROUP)
     routes: str = option(
         "",
-        help="Check this file with routes, and write it as the ConfigMap; without one the ConfigMap"
-        " has to be there",
+        help="File of routes to check and to write as the ConfigMap; without it the ConfigMap "
+        "must already exist",
         once=True,
         metavar="FILE",
         group=_GROUP,
     )
     config_map: str = option(
         "",
-        help="Take the routes from this ConfigMap, by the name of the file in --config; empty means"
-        " the name with -routes",
+        help="ConfigMap with the routes, under the name of the file in --config; empty means the "
+        "name with -routes",
         metavar="NAME",
         group=_GROUP,
     )
     secret: str = option(
         "",
-        help="Take all other files that flags name from this Secret; empty means the name",
+        help="Secret with all other files that flags name; empty means the name",
         metavar="NAME",
         group=_GROUP,
     )
     service_type: str = option(
         LOAD_BALANCER,
-        help="Make a Service of this type",
+        help="Type of the Service",
         choices=SERVICE_TYPES,
         metavar="|".join(SERVICE_TYPES),
         group=_AROUND,
     )
     service_port: int = option(
         443,
-        help="Give the Service this port for the first --listen; the others have their own numbers",
+        help="Port of the Service for the first --listen; the others keep their own numbers",
         group=_AROUND,
     )
     network_policy: bool = option(
         True,
-        help="Add a NetworkPolicy that lets connections in to the router's ports alone",
+        help="Add a NetworkPolicy that allows connections to the router's ports alone",
         group=_AROUND,
     )
     disruption_budget: bool = option(
-        True, help="Add a PodDisruptionBudget where there are several pods", group=_AROUND
+        True, help="Add a PodDisruptionBudget if there are several pods", group=_AROUND
     )
 
     @property

@@ -25,7 +25,7 @@ PROGRAM = Program(
     name="socks5-proxy",
     title="SOCKS5 sidecar",
     called="a SOCKS5 sidecar",
-    help="Run the SOCKS5 sidecar of a hosted control plane, into the guest cluster",
+    help="Run the SOCKS5 sidecar that leads a hosted control plane into the guest cluster",
     example="run --konnectivity-hostname=konnectivity-server-local …",
     room=__name__,
     settings="settings:Socks5ProxySettings",

@@ -29,11 +29,11 @@ _WIDTH = 100
 
 @click.group(
     name="bootstrap",
-    short_help="Help nodes to find kube-apiserver through their agents",
+    short_help="Lead nodes to kube-apiserver through their agents",
     context_settings=_HELP,
 )
 def command() -> None:
-    """Help nodes to find kube-apiserver through their agents
+    """Lead nodes to kube-apiserver through their agents
 
     \b
     Example:
@@ -52,18 +52,18 @@ def command() -> None:
     "--bind-address",
     metavar="ADDRESS",
     required=True,
-    help="Lead to this address, the agent's --bind-address",
+    help="Address to connect to, the agent's --bind-address",
 )
 @click.option(
     "--local-port",
     type=_PORT,
     default=_DEFAULT_PORT,
     show_default=True,
-    help="Lead to this port, the first of the agent's --target",
+    help="Port to connect to, the first of the agent's --target",
 )
 @click.option(
     "--ca-cert", metavar="FILE", required=True, callback=filled,
-    help="Trust kube-apiserver with a certificate from these authorities",
+    help="CAs that kube-apiserver's certificate must come from",
 )  # fmt: skip
 @click.option(
     "--by-path", is_flag=True, help="Refer to files by their paths instead of embedding them"
@@ -72,32 +72,41 @@ def command() -> None:
     "--tls-server-name",
     metavar="NAME",
     default="",
-    help="Ask for this name, which kube-apiserver's certificate has",
+    help="Name expected in kube-apiserver's certificate",
 )
 @click.option(
     "--apiserver-cert",
     metavar="FILE",
     default="",
-    help="Ask for a name of this certificate of kube-apiserver, if it does not have the address",
+    help="Certificate of kube-apiserver; one of its names is asked for if it does not have the "
+    "address",
 )
-@click.option("--token-file", metavar="FILE", default="", help="Show the token in this file")
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    default="",
+    help="File with the token to put into the kubeconfig",
+)
 @click.option(
     "--token-id",
     metavar="ID",
     default="",
-    help="Show the bootstrap token of this id, with --token-secret-file",
+    help="ID of the bootstrap token, with --token-secret-file",
 )
 @click.option(
     "--token-secret-file",
     metavar="FILE",
     default="",
-    help="Read the secret part of the bootstrap token here",
+    help="File with the secret part of the bootstrap token",
 )
-@click.option("--client-cert", metavar="FILE", default="", help="Show this certificate")
 @click.option(
-    "--client-key", metavar="FILE", default="", help="Use this private key with --client-cert"
+    "--client-cert",
+    metavar="FILE",
+    default="",
+    help="Client certificate to put into the kubeconfig",
 )
-@click.option("--force", is_flag=True, help="Replace a file that exists")
+@click.option("--client-key", metavar="FILE", default="", help="Private key of --client-cert")
+@click.option("--force", is_flag=True, help="Replace an existing file")
 def kubeconfig(
     output: str, bind_address: str, local_port: int, force: bool, by_path: bool, **files: str
 ) -> None:
@@ -142,58 +151,58 @@ def _first(text: str) -> tuple[IPv4Address | IPv6Address, ...]:
     "--bind-address",
     metavar="ADDRESS",
     default="",
-    help="Check this address, the agent's --bind-address [default: that of --kubeconfig]",
+    help="Address to check, the agent's --bind-address [default: that of --kubeconfig]",
 )
 @click.option(
     "--local-port",
     type=_PORT,
-    help=f"Check this port [default: that of --kubeconfig, or {_DEFAULT_PORT}]",
+    help=f"Port to check [default: that of --kubeconfig, or {_DEFAULT_PORT}]",
 )
 @click.option(
     "--kubeconfig",
     metavar="FILE",
     default="",
-    help="Check this kubeconfig of the kubelet as well, and ask for endpoints with it",
+    help="Kubeconfig of the kubelet to check as well, and to ask for endpoints with",
 )
 @click.option(
     "--ca-cert",
     metavar="FILE",
     default="",
-    help="Trust kube-apiserver with a certificate from these authorities [default: those of"
-    " --kubeconfig, or the system's]",
+    help="CAs that kube-apiserver's certificate must come from [default: those of --kubeconfig, "
+    "or the system's]",
 )
 @click.option(
     "--tls-server-name",
     metavar="NAME",
     default="",
-    help="Expect this name in kube-apiserver's certificate [default: that of --kubeconfig, or the"
-    " address]",
+    help="Name expected in kube-apiserver's certificate [default: that of --kubeconfig, or the "
+    "address]",
 )
 @click.option(
     "--agent-admin",
     metavar="HOST:PORT",
     default="127.0.0.1:8094",
     show_default=True,
-    help="Ask the agent at its admin port here",
+    help="Admin port of the agent",
 )
 @click.option(
     "--agent-admin-ca",
     metavar="FILE",
     default="",
-    help="Speak HTTPS to the admin port, and trust these authorities",
+    help="CAs that the admin port's certificate must come from; it is then asked by HTTPS",
 )
 @click.option(
-    "--agent-admin-cert", metavar="FILE", default="", help="Show the admin port this certificate"
+    "--agent-admin-cert", metavar="FILE", default="", help="TLS certificate shown to the admin port"
 )
 @click.option(
-    "--agent-admin-key", metavar="FILE", default="", help="Use this key with --agent-admin-cert"
+    "--agent-admin-key", metavar="FILE", default="", help="Private key of --agent-admin-cert"
 )
 @click.option(
     "--timeout",
     metavar="DURATION",
     default="15s",
     show_default=True,
-    help="Wait this long for each answer",
+    help="How long to wait for each answer",
 )
 @output_option()
 def check(output: str, **given: str | int | None) -> int:
@@ -257,19 +266,24 @@ def _comment(text: str, *, indent: str = "") -> str:
 
 
 @command.command(
-    short_help="Print what kube-apiserver has to be told, and explain it", context_settings=_HELP
+    short_help="Print and explain the settings that kube-apiserver needs", context_settings=_HELP
 )
 @click.option(
-    "--bind-address", metavar="ADDRESS", required=True, help="Advertise the agents' --bind-address"
+    "--bind-address",
+    metavar="ADDRESS",
+    required=True,
+    help="Address to advertise, the agents' --bind-address",
 )
 @click.option(
     "--target",
     metavar="LOCAL_PORT:HOST:PORT",
     required=True,
-    help="Take the ports from this --target of the agents, the one that leads to kube-apiserver",
+    help="Value of the agents' --target that leads to kube-apiserver; the ports are taken from it",
 )
 @click.option(
-    "--by-hand", is_flag=True, help="Let kube-apiserver write no endpoints, and apply them yourself"
+    "--by-hand",
+    is_flag=True,
+    help="Stop kube-apiserver from writing endpoints, and print them for you to apply",
 )
 @click.option(
     "-o",
@@ -280,7 +294,7 @@ def _comment(text: str, *, indent: str = "") -> str:
     help="Print everything with explanations, only the flags, or only the manifests",
 )
 def apiserver(bind_address: str, target: str, by_hand: bool, output: str) -> None:
-    """Print what kube-apiserver has to be told, and explain it
+    """Print and explain the settings that kube-apiserver needs
 
     \b
     Example:

@@ -48,7 +48,7 @@ def command() -> None:
 @click.option(
     "--skip-files",
     is_flag=True,
-    help="Check what is written only, not whether certificates, keys and dialers are there",
+    help="Check only what is written, not whether certificates, keys and dialers exist",
 )
 @output_option()
 def check(files: tuple[str, ...], skip_files: bool, output: str) -> None:
@@ -78,38 +78,36 @@ def check(files: tuple[str, ...], skip_files: bool, output: str) -> None:
         click.echo("no network is defined", err=True)
 
 
-@command.command(short_help="Print a configuration as the other kind, or in the other version")
+@command.command(short_help="Convert a configuration to the other kind or to another version")
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, callback=filled)
 @click.option(
     "--to",
     "kind",
     type=click.Choice(list(_KINDS)),
-    help="Write this kind [default: the one that FILE is not]",
+    help="Kind to write [default: the kind that FILE is not]",
 )
 @click.option(
     "--version",
     type=click.Choice(["v1beta1", "v1alpha1"]),
-    help="Write an egress-selector in this version [default: v1beta1]",
+    help="Version of the egress selector to write [default: v1beta1]",
 )
 @click.option(
     "--strict",
     is_flag=True,
-    help="Refuse what an egress-selector cannot say, instead of proposing another way",
+    help="Refuse what an egress selector cannot express, instead of proposing another way",
 )
 @click.option(
     "--client-cert",
     metavar="FILE",
     default="",
-    help="Have a proposal show this certificate to servers by TCP",
+    help="Client certificate for servers that are reached by TCP in a proposal",
 )
-@click.option(
-    "--client-key", metavar="FILE", default="", help="Have a proposal use this key with it"
-)
+@click.option("--client-key", metavar="FILE", default="", help="Private key of --client-cert")
 @click.option(
     "--uds-name",
     metavar="PATH",
     default="",
-    help="Have a proposal go by this UNIX socket instead of TCP; {network} is the network's name",
+    help="UNIX socket that a proposal uses instead of TCP; {network} is the network's name",
 )
 def convert(
     files: tuple[str, ...],
@@ -120,7 +118,7 @@ def convert(
     client_key: str,
     uds_name: str,
 ) -> None:
-    """Print a configuration as the other kind, or in the other version
+    """Convert a configuration to the other kind or to another version
 
     What an egress-selector cannot say (a protocol, a TCP port without a client's certificate,
     destinations, other networks) is changed into a way that kube-apiserver has, or left out, with
@@ -181,10 +179,10 @@ def _write(config: ConnectivityConfig, kind: str, version: str) -> str:
     return writing.to_egress_selector(config, version=version)
 
 
-@command.command(short_help="Explain a field of either kind")
+@command.command(short_help="Explain a field of a configuration")
 @click.argument("field", metavar="FIELD", callback=filled)
 def explain(field: str) -> None:
-    """Explain a field of either kind
+    """Explain a field of a configuration
 
     FIELD is its path with dots, or a kind, which lists the fields at its top.
 

@@ -45,17 +45,20 @@ class CurlFlags:
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("url", metavar="URL")
-@way_options(whose="the URL's host", until="there is no whole answer")
-@click.option("-i", "--include", is_flag=True, help="Print the head of the answer, too")
+@way_options(whose="the URL's host", until="the whole answer")
+@click.option("-i", "--include", is_flag=True, help="Print the head of the answer as well")
 @click.option(
-    "-H", "--header", "headers", multiple=True, metavar="NAME: VALUE", help="Send this header"
-)
-@click.option("-d", "--data", metavar="DATA", help="Post this; @FILE is a file, @- standard input")
-@click.option(
-    "-X", "--request", "method", metavar="METHOD", callback=filled, help="Use this method"
+    "-H", "--header", "headers", multiple=True, metavar="NAME: VALUE", help="Header to send"
 )
 @click.option(
-    "--cacert", metavar="FILE", callback=filled, help="Trust the authorities in this file for https"
+    "-d", "--data", metavar="DATA", help="Data to send by POST; @FILE is a file, @- standard input"
+)
+@click.option("-X", "--request", "method", metavar="METHOD", callback=filled, help="HTTP method")
+@click.option(
+    "--cacert",
+    metavar="FILE",
+    callback=filled,
+    help="CAs that certificates of https admin ports must come from",
 )
 @click.option("-k", "--insecure", is_flag=True, help="Accept any certificate of the target")
 def command(url: str, **given: Any) -> int:

@@ -18,7 +18,7 @@ from isthmus.values import HostPort
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("address", metavar="ADDRESS")
-@way_options(whose="ADDRESS", until="the target is not reached")
+@way_options(whose="ADDRESS", until="reaching the target")
 def command(
     address: str, path: str | None, network: str | None, timeout_s: float, verbose: bool
 ) -> int:

@@ -36,7 +36,7 @@ def way_options(*, whose: str, until: str) -> Callable[[_F], _F]:
             "--network",
             metavar="NAME",
             callback=filled,
-            help=f"Use this network [default: the one that the configuration puts {whose} in]",
+            help=f"Network to use [default: the one that the configuration puts {whose} in]",
         ),
         click.option(
             "--timeout",
@@ -46,9 +46,11 @@ def way_options(*, whose: str, until: str) -> Callable[[_F], _F]:
             default=30.0,
             show_default=True,
             metavar="SECONDS",
-            help=f"Give up when {until} in this time",
+            help=f"Timeout of {until}",
         ),
-        click.option("-v", "--verbose", is_flag=True, help="Say which network was chosen, and why"),
+        click.option(
+            "-v", "--verbose", is_flag=True, help="Print which network was chosen, and why"
+        ),
     )
 
     def add(command: _F) -> _F:

@@ -39,9 +39,11 @@ def command() -> None:
     metavar="FILE",
     required=True,
     callback=filled,
-    help="Read this egress selector or connectivity service configuration",
+    help="Egress selector or connectivity service configuration",
 )
-@click.option("--destination", metavar="HOST:PORT", help="Explain a destination instead of a kind")
+@click.option(
+    "--destination", metavar="HOST:PORT", help="Destination to explain, instead of a kind"
+)
 @output_option()
 def explain(kinds: tuple[str, ...], path: str, destination: str | None, output: str) -> None:
     """Explain which network, protocol and socket a request takes

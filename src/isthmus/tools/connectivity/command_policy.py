@@ -51,26 +51,26 @@ def command() -> None:
     """
 
 
-@command.command(short_help="Answer whether a dial would be allowed, and why")
+@command.command(short_help="Show whether a dial would be allowed, and why")
 @click.option(
     "--policy-file",
     metavar="FILE",
     callback=filled,
-    help="Ask the rules of this file; none allows all",
+    help="Policy file; without one everything is allowed",
 )
 @click.option(
     "--cluster-network",
     "cluster_networks",
     multiple=True,
     metavar="NAME=CIDR[,CIDR...][;via=WAY]",
-    help="Know this network, as the server would; repeatable",
+    help="Network to define, as for the server; repeatable",
 )
 @click.option(
     "--requester",
     default="none:anonymous",
     show_default=True,
     metavar="KIND:NAME",
-    help="Ask as certificate:COMMON-NAME, or as uid:NUMBER for a UNIX socket",
+    help="Requester, as certificate:COMMON-NAME, or as uid:NUMBER for a UNIX socket",
 )
 @click.option(
     "--group",
@@ -78,28 +78,27 @@ def command() -> None:
     multiple=True,
     metavar="NAME",
     callback=filled,
-    help="Put the requester into a group, an organization of its certificate; repeatable",
+    help="Group of the requester, an organization of its certificate; repeatable",
 )
-@click.option(
-    "--destination", required=True, metavar="HOST:PORT", help="Ask for this address or name"
-)
+@click.option("--destination", required=True, metavar="HOST:PORT", help="Address or name to dial")
 @click.option(
     "--network",
     metavar="NAME",
     callback=filled,
-    help="Ask for this network, as a client may; for a name also as its agents would",
+    help="Network that the client asks for; for a name, also the network that its agents would "
+    "ask for",
 )
 @click.option(
     "--object",
     "about",
     metavar="NAME",
     callback=filled,
-    help="Ask on behalf of this object, as a client may say that is believed",
+    help="Object that a client is acting for, as a trusted client may say",
 )
-@click.option("--all", "every", is_flag=True, help="Show what every rule says")
+@click.option("--all", "every", is_flag=True, help="Show the answer of every rule")
 @output_option()
 def test(**given: Any) -> int:
-    """Answer whether a dial would be allowed, and why
+    """Show whether a dial would be allowed, and why
 
     Also which shares of the file it would take from, and its class of traffic. The exit code is 0
     when it is allowed, 1 when it is denied and 2 when the question is wrong.

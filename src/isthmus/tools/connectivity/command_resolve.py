@@ -166,7 +166,7 @@ command = _ResolveCommand(
 isthmus resolve api.openshift-oauth-apiserver.svc --resolve-from-guest-cluster-dns
 isthmus resolve ldap.example.com --sidecar=https --kubeconfig=guest.kubeconfig""",
     callback=_run,
-    help="""Explain how a sidecar finds and reaches a name
+    help="""Explain how a sidecar resolves and reaches a name
 
     The flags are those of the sidecar. Each step that is taken is shown, with what came of it, and
     then what would be dialed, by which way. The exit code is 0 when there is something to dial, 1

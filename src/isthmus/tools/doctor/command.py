@@ -51,21 +51,21 @@ class Wanted:
 
 @click.group(
     name="doctor",
-    short_help="Find problems here, and what to do about them",
+    short_help="Find problems on this machine, and what to do about them",
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
     "--target",
     metavar="HOST:PORT",
-    help="Dial this as well, through the server's UNIX socket or from the agent's host",
+    help="Target to dial as well, through the server's UNIX socket or from the agent's host",
 )
 @click.option(
     "--timeout",
     metavar="DURATION",
     default="5s",
     show_default=True,
-    help="Wait this long for each answer",
+    help="How long to wait for each answer",
 )
 @output_option()
 @admin_options
@@ -73,7 +73,7 @@ class Wanted:
 def command(
     ctx: click.Context, admin: AdminFlags, target: str | None, timeout: str, output: str
 ) -> int:
-    """Find problems here, and what to do about them
+    """Find problems on this machine, and what to do about them
 
     Alone it examines the programs that run on this machine, by their admin ports. With the name of
     a program and its flags it examines a configuration before, or without, the program running.
@@ -191,7 +191,7 @@ def _check_command(name: str, settings: type[Any], what: str, example: str) -> c
         )
         return _examine(wanted, [patient], [])
 
-    says = f"Examine the flags of {what}, and this machine for it"
+    says = f"Check the flags of {what}, and this machine for it"
     kind = SidecarCommand if issubclass(settings, SidecarSettings) else FlagCommand
     return kind(
         name,

@@ -31,7 +31,7 @@ _LIMIT_S = 4 * _TIMEOUT_S
 
 @click.command(
     name="support-bundle",
-    short_help="Pack logs and settings for support, without secrets",
+    short_help="Pack logs and settings into an archive for support, without secrets",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
@@ -40,13 +40,13 @@ _LIMIT_S = 4 * _TIMEOUT_S
     "path",
     metavar="FILE|-",
     callback=filled,
-    help="Write the archive here, - is standard output [default: isthmus-support-HOST-TIME.tar.gz]",
+    help="Archive to write, - is standard output [default: isthmus-support-HOST-TIME.tar.gz]",
 )
-@click.option("--include-audit", is_flag=True, help="Put the last audit records in as well")
-@click.option("--force", is_flag=True, help="Replace a file that exists")
+@click.option("--include-audit", is_flag=True, help="Include the last audit records")
+@click.option("--force", is_flag=True, help="Replace an existing file")
 @admin_options
 def command(admin: AdminFlags, path: str | None, include_audit: bool, force: bool) -> int:
-    """Pack logs and settings for support, without secrets
+    """Pack logs and settings into an archive for support, without secrets
 
     Versions, flags, snapshots, history, metrics, logs, the doctor's findings, limits, interfaces,
     routes and firewall rules, as far as they can be read; run it as root to get all of them. Keys,

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @click.group(
     name="pki",
-    short_help="Make and show certificates",
+    short_help="Create, revoke and show certificates",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 def command() -> None:
-    """Make and show certificates
+    """Create, revoke and show certificates
 
     \b
     Example:
@@ -34,46 +34,47 @@ def command() -> None:
     """
 
 
-@command.command(short_help="Make CAs and certificates for server, agent and client")
+@command.command(short_help="Create CAs and certificates for server, agent and client")
 @click.argument("directory", metavar="DIR", type=click.Path())
 @click.option(
     "--server-name",
     "server_names",
     multiple=True,
     metavar="NAME",
-    help="Put a name or address into the server's certificate; repeatable"
-    " [default: localhost, 127.0.0.1, ::1]",
+    help="DNS name or IP address for the server's certificate; repeatable [default: localhost, "
+    "127.0.0.1, ::1]",
 )
 @click.option(
     "--agent-name",
     "agent",
     multiple=True,
     metavar="NAME",
-    help="Put a DNS name or IP address into the agent's certificate; repeatable",
+    help="DNS name or IP address for the agent's certificate; repeatable",
 )
 @click.option(
     "--client-name",
     "client",
     multiple=True,
     metavar="NAME",
-    help="Put a DNS name or IP address into the client's certificate; repeatable",
+    help="DNS name or IP address for the client's certificate; repeatable",
 )
 @click.option(
     "--relay-name",
     "relay",
     multiple=True,
     metavar="NAME",
-    help="Make a certificate with this name for servers to show to other servers, too; repeatable",
+    help="Also create a certificate with this name, which servers show to other servers; "
+    "repeatable",
 )
 @click.option(
     "--days",
     type=click.IntRange(1, 36_500),
     default=365,
     show_default=True,
-    help="Set how long the certificates are valid; a CA lasts ten years at least",
+    help="Days until the certificates expire; a CA lasts at least ten years",
 )
-@click.option("--force", is_flag=True, help="Replace files that exist")
-@click.option("--keep-ca", is_flag=True, help="Sign with the CAs that are in DIR")
+@click.option("--force", is_flag=True, help="Replace existing files")
+@click.option("--keep-ca", is_flag=True, help="Sign with the CAs that are already in DIR")
 def init(
     directory: str,
     server_names: tuple[str, ...],
@@ -82,7 +83,7 @@ def init(
     keep_ca: bool,
     **others: tuple[str, ...],
 ) -> None:
-    """Make CAs and certificates for server, agent and client
+    """Create CAs and certificates for server, agent and client
 
     Writes ca, client-ca, server, agent and client .crt and .key into DIR. The first CA signs for
     servers and agents, the other for clients. Nothing that exists is replaced without --force. To
@@ -118,25 +119,25 @@ def init(
         )
 
 
-@command.command(short_help="Take certificates back: sign a list of those that are revoked")
+@command.command(short_help="Revoke certificates by signing a new revocation list")
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path())
 @click.option(
     "--ca",
     "directory",
     metavar="DIR",
     type=click.Path(),
-    help="Sign with the CAs in this directory, and keep the lists there: ca.crl of servers and"
-    " agents, client-ca.crl of clients [default: that of the first FILE]",
+    help="Directory with the CAs to sign with; it also keeps the lists: ca.crl for servers and "
+    "agents, client-ca.crl for clients [default: directory of the first FILE]",
 )
 @click.option(
     "--days",
     type=click.IntRange(1, 36_500),
     default=30,
     show_default=True,
-    help="Say when the next list is due; one that is late counts still, with a warning",
+    help="Days until the next list is due; an overdue list still counts, with a warning",
 )
 def revoke(files: tuple[str, ...], directory: str | None, days: int) -> None:
-    """Take certificates back: sign a list of those that are revoked
+    """Revoke certificates by signing a new revocation list
 
     Servers and agents that follow the list (--cluster-crl-file, --server-crl-file, --crl-file)
     refuse these certificates from then on, and cut what is open. Without FILE the lists are only

@@ -143,7 +143,7 @@ def init(
     one_ca: bool = False,
     now: datetime | None = None,
 ) -> PkiFiles:
-    """Make CAs and certificates for server, agent and client, valid for ``days``.
+    """Create CAs and certificates for server, agent and client, valid for ``days``.
 
     A server without any name is localhost; with ``one_ca`` one CA signs for clients, too. Files
     that exist are replaced only with ``force``; everything is checked before anything is written.

@@ -23,14 +23,18 @@ if TYPE_CHECKING:
 @click.option(
     "--namespaces",
     is_flag=True,
-    help="Put them into network namespaces with a firewall between, and show that only the"
-    " tunnel gets through; needs root",
+    help="Put server and agent into network namespaces with a firewall between them, and show "
+    "that only the tunnel passes it; needs root",
 )
-@click.option("--once", is_flag=True, help="Exit after one request; 0 means that it got through")
+@click.option(
+    "--once",
+    is_flag=True,
+    help="Exit after one request; exit code 0 means that the request was answered",
+)
 @click.option(
     "--show-curl",
     is_flag=True,
-    help="Print the request as a command of curl, with its certificates",
+    help="Print the request as a curl command, with its certificates",
 )
 @click.option(
     "--v",

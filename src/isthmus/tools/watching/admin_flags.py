@@ -132,20 +132,24 @@ _OPTIONS = (
         metavar="URL",
         envvar="ISTHMUS_ADMIN",
         callback=filled,
-        help="Ask the admin port at this URL, as http://127.0.0.1:8095; repeatable, env"
-        " ISTHMUS_ADMIN [default: the programs that run here on their usual ports, or else those"
-        " of isthmus up]",
+        help="Admin port of a program, as http://127.0.0.1:8095; repeatable, env ISTHMUS_ADMIN "
+        "[default: the programs that run here on their usual ports, or else those of isthmus up]",
     ),
     click.option(
         "--cacert",
         metavar="FILE",
         callback=filled,
-        help="Trust the authorities in this file for https",
+        help="CAs that certificates of https admin ports must come from",
     ),
-    click.option("--cert", metavar="FILE", callback=filled, help="Show this client certificate"),
-    click.option("--key", metavar="FILE", callback=filled, help="Use this key with --cert"),
     click.option(
-        "--token-file", metavar="FILE", callback=filled, help="Send the token in this file"
+        "--cert", metavar="FILE", callback=filled, help="TLS certificate shown to the admin port"
+    ),
+    click.option("--key", metavar="FILE", callback=filled, help="Private key of --cert"),
+    click.option(
+        "--token-file",
+        metavar="FILE",
+        callback=filled,
+        help="File with the token for the admin port",
     ),
 )
 

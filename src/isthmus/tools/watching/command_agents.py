@@ -19,13 +19,13 @@ _WIDE = ("IDENTITY", "ADDRESS", "CARRIER", "IDENTIFIERS")
 
 @click.command(
     name="agents",
-    short_help="Show connected agents",
+    short_help="List connected agents",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @admin_options
 @output_option(FORMATS_OF_TABLES)
 def command(admin: AdminFlags, output: str) -> int:
-    """Show connected agents
+    """List connected agents
 
     PING is the last measured round trip of its best link, AGE is that of its oldest. Those of
     several servers are put together, with a column that says whose they are: an agent has a line

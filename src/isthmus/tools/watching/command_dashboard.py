@@ -25,7 +25,7 @@ DEFAULT_PORT = 8104
     default=DEFAULT_PORT,
     show_default=True,
     metavar="PORT",
-    help="Serve the page on this port, 0 for any free one",
+    help="Port to serve the page on; 0 takes a free port",
 )
 @click.option(
     "--bind-address",
@@ -33,7 +33,7 @@ DEFAULT_PORT = 8104
     show_default=True,
     metavar="ADDRESS",
     callback=filled,
-    help="Serve the page on this loopback address",
+    help="Loopback address to serve the page on",
 )
 def dashboard(admin: AdminFlags, port: int, bind_address: str) -> int:
     """Serve one page that shows several running programs

@@ -42,7 +42,7 @@ _LOOKS = {"head": "reverse", "cursor": "bold reverse", "bad": "yellow", "faint":
     "--count",
     type=click.IntRange(1),
     metavar="COUNT",
-    help="Stop after so many frames [default: never]",
+    help="Number of frames to show [default: no limit]",
 )
 @click.option(
     "-d",
@@ -52,7 +52,7 @@ _LOOKS = {"head": "reverse", "cursor": "bold reverse", "bad": "yellow", "faint":
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="Look this often",
+    help="Time between frames",
 )
 @admin_options
 def command(admin: AdminFlags, batch: bool, count: int | None, delay_s: float) -> int:

@@ -37,26 +37,26 @@ _EVERY_S = 1.0
 
 @click.group(
     name="tunnels",
-    short_help="Show tunnels, and end them",
+    short_help="List tunnels, and end them",
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.option("--stalled", is_flag=True, help="Show only tunnels that do not move, and say why")
+@click.option("--stalled", is_flag=True, help="Show only stalled tunnels, and why they are stalled")
 @click.option("--agent", metavar="ID", callback=filled, help="Show only tunnels of this agent")
 @click.option(
     "--target",
     metavar="PATTERN",
     callback=filled,
-    help="Show only tunnels to targets like this, as '10.0.0.*' or '*:443'",
+    help="Show only tunnels to targets that match a pattern, as '10.0.0.*' or '*:443'",
 )
 @click.option(
     "--sort",
     type=click.Choice(["age", "bytes", "rate"]),
     default="age",
     show_default=True,
-    help="Put the oldest, the largest or the fastest first; rate takes a second to measure",
+    help="Sort order: the oldest, the largest or the fastest first; rate takes a second to measure",
 )
-@click.option("-w", "--watch", is_flag=True, help="Go on, with a line for each change")
+@click.option("-w", "--watch", is_flag=True, help="Keep running, and print a line for each change")
 @admin_options
 @output_option(FORMATS_OF_TABLES)
 @click.pass_context
@@ -70,7 +70,7 @@ def command(
     sort: str,
     watch: bool,
 ) -> int:
-    """Show tunnels, and end them
+    """List tunnels, and end them
 
     Those of several programs are put together, with a column that says whose they are. Where a
     server and its agent are both found on this machine, a tunnel that goes through both is listed
@@ -149,7 +149,7 @@ def changes(before: dict[Key, TunnelRow], rows: Sequence[TunnelRow]) -> list[Tun
 
 @command.command(name="end", short_help="End a tunnel")
 @click.argument("tunnel", metavar="ID")
-@click.option("-y", "--yes", is_flag=True, help="End it without asking")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation")
 @admin_options
 @click.pass_context
 def end(ctx: click.Context, admin: AdminFlags, tunnel: str, yes: bool) -> int:
