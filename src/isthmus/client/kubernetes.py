@@ -4,7 +4,7 @@ Nothing is patched: an ApiClient sends its requests by the ``pool_manager`` of i
 which is given another one with the same TLS settings. Neither package is imported here.
 
 The official client opens WebSockets (exec, attach, port-forward by ``kubernetes.stream``) by
-another library, which knows proxies and nothing else: it is given one (local_proxy.py).
+another library, which knows proxies and nothing else: it is given one (blocking.py).
 kubernetes_asyncio's WebSockets (its WsApiClient) go by the pool, as all its requests.
 """
 

@@ -1,7 +1,7 @@
 """A connection as coroutines see it: read, write, drain, half-close, close.
 
 It is the peer of the tunnel's end, with nothing in between: what the end reads lands in a buffer
-here, and what is written goes straight to the end. A real socket is sockets.py.
+here, and what is written goes straight to the end. A real socket is dialer.py.
 """
 
 from __future__ import annotations

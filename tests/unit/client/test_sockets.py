@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from isthmus.client import sockets
-from isthmus.client.sockets import socket_pair
+from isthmus.client import dialer
+from isthmus.client.dialer import socket_pair
 
 
 def test_the_kept_one_can_be_reset() -> None:
@@ -34,7 +34,7 @@ def test_a_stranger_that_is_faster_gets_nothing(monkeypatch: pytest.MonkeyPatch)
             super().listen(*args)
             strangers.append(socket.create_connection(self.getsockname()))
 
-    monkeypatch.setattr(sockets.socket, "socket", Raced)
+    monkeypatch.setattr(dialer.socket, "socket", Raced)
     try:
         given, kept = socket_pair()
     finally:
@@ -47,7 +47,7 @@ def test_a_stranger_that_is_faster_gets_nothing(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_loopback_it_is_a_unix_pair(monkeypatch: pytest.MonkeyPatch) -> None:
     # 203.0.113.0/24 is nobody's (RFC 5737): binding fails as it does where lo is down.
-    monkeypatch.setattr(sockets, "_LOOPBACK", "203.0.113.1")
+    monkeypatch.setattr(dialer, "_LOOPBACK", "203.0.113.1")
     given, kept = socket_pair()
     with given, kept:
         assert given.family == kept.family == socket.AF_UNIX
