@@ -18,9 +18,8 @@ from isthmus.hosting.model import (
     VisibleServices,
 )
 from isthmus.hosting.models import DESIGNED, V1BETA1
-from isthmus.hosting.objects import makes
+from isthmus.hosting.objects import makes, metrics_objects
 from isthmus.hosting.objects_egress import egress_policies
-from isthmus.hosting.objects_metrics import metrics_objects
 from isthmus.hosting.rules_endpoints import NOT_HERE, why_not
 from isthmus.hosting.visibility import (
     INGRESS,

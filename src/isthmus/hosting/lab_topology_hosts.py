@@ -30,7 +30,7 @@ from isthmus.hosting.model import (
     Viewpoint,
 )
 from isthmus.hosting.own_parts import SHARED_INGRESS_PORT
-from isthmus.hosting.own_parts_routes import ROUTER_PROGRAM, routes_document, shared_addresses
+from isthmus.hosting.own_parts_names import ROUTER_PROGRAM, routes_document, shared_addresses
 from isthmus.hosting.visibility import SHARED_INGRESS
 from isthmus.values import HostPort, is_address
 

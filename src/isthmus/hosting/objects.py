@@ -1,7 +1,9 @@
 """Everything that the management cluster gets, in the order in which it is applied.
 
 First who may connect, then what there is to connect to, then the names it is found by.
-The services' own objects are in objects_services.py.
+The services' own objects are in objects_services.py; the Service and the Route that show the
+control plane's metrics to the guest's monitoring are here, as no entry of spec.services publishes
+them: the name is made of the Ignition server's, or of the private router's domain.
 
 Pods of the namespace reach each other; everybody else only what is published, on its own port and
 by the way on which it is published. A control plane whose API server has a Route can be reached
@@ -18,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from isthmus.hosting.model import ControlPlaneService, HostedCluster, Platform
+from isthmus.hosting.model import ControlPlaneService, HostedCluster, Platform, Strategy
 from isthmus.hosting.objects_egress import (
     INGRESS,
     ROUTER_PODS,
@@ -27,7 +29,6 @@ from isthmus.hosting.objects_egress import (
     egress_policies,
     namespace,
 )
-from isthmus.hosting.objects_metrics import METRICS_PORT, metrics_objects
 from isthmus.hosting.objects_services import (
     API_SERVER,
     OAUTH,
@@ -35,6 +36,7 @@ from isthmus.hosting.objects_services import (
     OVN_PODS,
     OVN_PORT,
     PORT,
+    ROUTE_PORT,
     TUNNEL_PORT,
     api_objects,
     ignition_name,
@@ -51,7 +53,11 @@ from isthmus.hosting.shapes import (
     PlannedObject,
     ServiceTemplate,
     balancer_annotations,
+    internal_labels,
+    internal_name,
     is_internal,
+    route,
+    router_labels,
     service,
 )
 from isthmus.hosting.visibility import (
@@ -61,6 +67,48 @@ from isthmus.hosting.visibility import (
     labels_routes,
     uses_router,
 )
+from isthmus.values import HostPort
+
+METRICS_PORT = 9443
+
+
+def metrics_objects(cluster: HostedCluster) -> tuple[PlannedObject, ...]:
+    """Nothing where no metrics are forwarded."""
+    if not cluster.forwards_metrics:
+        return ()
+    template = ServiceTemplate(
+        port=ROUTE_PORT, target=METRICS_PORT, port_name="https", selector={"app": METRICS_PROXY}
+    )
+    labels = router_labels(cluster) if labels_routes(cluster) else {}
+    if is_private(cluster):
+        labels = internal_labels(cluster)
+    made = route(cluster, METRICS_PROXY, metrics_host(cluster), METRICS_PROXY, labels=labels)
+    return (
+        PlannedObject(
+            manifest=service(cluster, METRICS_PROXY, template),
+            purpose="leads to the metrics of the control plane",
+        ),
+        PlannedObject(
+            manifest=made, purpose="leads the guest's monitoring to the control plane's metrics"
+        ),
+    )
+
+
+def metrics_host(cluster: HostedCluster) -> str:
+    """Its name; empty where OpenShift makes one up."""
+    if is_private(cluster):
+        return internal_name(cluster, METRICS_PROXY)
+    ignition = cluster.publishing(ControlPlaneService.IGNITION)
+    if ignition is None or ignition.strategy is not Strategy.ROUTE:
+        return ""
+    _, dot, domain = ignition.hostname.partition(".")
+    return f"{METRICS_PROXY}-{cluster.name}.{domain}" if dot else ""
+
+
+def metrics_backend(cluster: HostedCluster) -> HostPort:
+    """Where it is in the management cluster: its Service, by the whole name."""
+    return HostPort(f"{METRICS_PROXY}.{cluster.control_plane}.svc.cluster.local", ROUTE_PORT)
+
 
 ROUTER = "router"
 PRIVATE_ROUTER = "private-router"

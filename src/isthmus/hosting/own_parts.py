@@ -24,14 +24,12 @@ from isthmus.hosting.model import (
 )
 from isthmus.hosting.objects import PRIVATE_ROUTER
 from isthmus.hosting.own_parts_names import (
+    NamedRoute,
+    SharedAddress,
     advertise_address,
     certificates,
     components_no_proxy,
     no_proxy,
-)
-from isthmus.hosting.own_parts_routes import (
-    NamedRoute,
-    SharedAddress,
     routes_document,
     shared_addresses,
     with_metrics,

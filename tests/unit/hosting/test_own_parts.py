@@ -13,8 +13,12 @@ from isthmus.errors import ConfigError
 from isthmus.hosting.model import ControlPlaneService, EndpointAccess, Platform, PublishPlan
 from isthmus.hosting.own_parts import OwnParts, PartChoices, command_lines, own_parts
 from isthmus.hosting.own_parts import egress_selector as egress_of
-from isthmus.hosting.own_parts_names import advertise_address, certificates, no_proxy
-from isthmus.hosting.own_parts_routes import shared_addresses
+from isthmus.hosting.own_parts_names import (
+    advertise_address,
+    certificates,
+    no_proxy,
+    shared_addresses,
+)
 from isthmus.hosting.plan import make_plan
 from isthmus.hosting.shapes import key
 from isthmus.programs.apiserver_proxy import settings_file as apiserver_proxy_file
