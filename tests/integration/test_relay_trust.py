@@ -17,7 +17,7 @@ from stack import Server, Stack, wait_until
 from isthmus.errors import ConfigError
 from isthmus.links.agent_side import MuxPeerTalk
 from isthmus.tools.pki import making as pki
-from isthmus.tools.pki.revoke import revoke
+from isthmus.tools.pki.making import revoke
 from isthmus.wire.alpn import RELAY_ALPN
 from isthmus.wire.link import to_bytes
 from isthmus.wire.link_pb2 import Control, Dial, Hello

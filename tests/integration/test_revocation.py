@@ -16,8 +16,7 @@ from grpc_clients import GrpcCall
 from stack import Stack, client_context, metric, wait_until
 
 from isthmus.tools.pki import making as pki
-from isthmus.tools.pki.making import PkiFiles
-from isthmus.tools.pki.revoke import revoke
+from isthmus.tools.pki.making import PkiFiles, revoke
 
 NAMES = ("localhost", "127.0.0.1")
 

@@ -19,7 +19,7 @@ from stack import Stack, http_get, metric, wait_until
 from workers_bed import START_S, serving
 
 from isthmus.tools.pki import making as pki
-from isthmus.tools.pki.revoke import revoke
+from isthmus.tools.pki.making import revoke
 
 WORKERS = 4
 

@@ -17,8 +17,7 @@ from isthmus.errors import ConfigError
 from isthmus.net.contexts import TlsFiles, client_context, server_context
 from isthmus.net.revocation import REVOKED, CrlFiles, Revocations, read_lists
 from isthmus.tools.pki import making as pki
-from isthmus.tools.pki.making import PkiFiles
-from isthmus.tools.pki.revoke import revoke
+from isthmus.tools.pki.making import PkiFiles, revoke
 
 NOW = datetime.now(UTC)
 

@@ -150,10 +150,10 @@ def revoke(files: tuple[str, ...], directory: str | None, days: int) -> None:
     """
     from pathlib import Path
 
-    from isthmus.tools.pki import revoke as pki_revoke
+    from isthmus.tools.pki import making as pki
 
     base = directory or (str(Path(files[0]).parent) if files else ".")
-    for made in pki_revoke.revoke_all(files, directory=base, days=days):
+    for made in pki.revoke_all(files, directory=base, days=days):
         for name in made.added:
             click.echo(f"revoked {name}")
         due = made.next_update.strftime("%Y-%m-%d")

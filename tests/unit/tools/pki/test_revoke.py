@@ -12,7 +12,7 @@ from cryptography import x509
 from isthmus.cli.main import main
 from isthmus.errors import ConfigError
 from isthmus.tools.pki import making as pki
-from isthmus.tools.pki.revoke import revoke, revoke_all
+from isthmus.tools.pki.making import revoke, revoke_all
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 
