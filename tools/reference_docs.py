@@ -27,7 +27,7 @@ from isthmus.links.go_errors import go_text
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server.metrics import GO_DIAL_FAILURE
 from isthmus.programs.server.settings import ServerSettings
-from isthmus.programs.socks5_proxy.frontend import CODE_OF
+from isthmus.programs.socks5_proxy.program import CODE_OF
 from isthmus.settings.options import OURS, SAME, Kind, Option, options_of
 from isthmus.settings.program import LogSettings
 from isthmus.tunnel.end import Ending

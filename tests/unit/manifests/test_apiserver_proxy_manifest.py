@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from isthmus.cli.main import main
-from isthmus.manifests.ignition import data_url
+from isthmus.programs.apiserver_proxy.render_manifest import data_url
 from isthmus.programs.apiserver_proxy.settings_file import parse
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "hosted_manifests"

@@ -2,28 +2,322 @@
 
 The subset: one frontend in TCP mode and its backend. A line that means something else is an error
 with its place; one that is understood and does not apply here is a warning that says why. Nothing
-is passed over in silence. Single lines are haproxy_lines.py. Sections (§) are those of haproxy's
-configuration manual.
+is passed over in silence. Sections (§) are those of haproxy's configuration manual.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from isthmus.errors import ConfigError
 from isthmus.programs.apiserver_proxy.plan import (
+    MAX_RETRIES,
     MAX_UPSTREAMS,
+    MOST_CONNECTIONS,
     CheckPlan,
     Checks,
+    ListenAt,
     ProxyPlan,
     check_plan,
     check_tlvs,
+    read_listen,
+    read_path,
+    read_upstream,
 )
 from isthmus.programs.apiserver_proxy.rules import Bounds
-from isthmus.programs.apiserver_proxy.settings_haproxy_lines import HaproxyLine, Lines, Section
-from isthmus.programs.apiserver_proxy.settings_haproxy_server import HaproxyServer
-from isthmus.text.located_yaml import MAX_CHARS, near, short
+from isthmus.programs.apiserver_proxy.settings_haproxy_server import (
+    MILLISECOND,
+    HaproxyServer,
+    duration_s,
+    number,
+    server_words,
+)
+from isthmus.text.located_yaml import MAX_CHARS, Errors, near, short
 from isthmus.values import is_address
+
+_SECTIONS = ("global", "defaults", "frontend", "backend")
+_OTHER_SECTIONS = (
+    "listen", "peers", "resolvers", "userlist", "mailers", "cache", "program", "ring",
+    "http-errors", "fcgi-app",
+)  # fmt: skip
+_NO_QUEUE = "nobody waits in a queue here"
+#: Timeouts that are understood and do not apply, and why.
+_OTHER_TIMEOUTS = {
+    "client-fin": "a half-closed connection may go on as long as bytes come, 5m without any",
+    "server-fin": "a half-closed connection may go on as long as bytes come, 5m without any",
+    "queue": _NO_QUEUE,
+    "http-request": "bytes are passed on as they are",
+    "http-keep-alive": "bytes are passed on as they are",
+}
+_OTHER_OPTIONS = {
+    "tcplog": "isthmus logs connections with --v=5",
+    "dontlognull": "isthmus logs connections with --v=5",
+    "log-health-checks": "isthmus logs when an upstream goes down or comes back",
+    "redispatch": "isthmus always tries another upstream",
+    "tcpka": "isthmus always keeps connections alive",
+    "clitcpka": "isthmus always keeps connections alive",
+    "srvtcpka": "isthmus always keeps connections alive",
+}
+_OTHER_GLOBALS = ("daemon", "user", "group", "chroot", "pidfile", "nbthread", "stats")
+
+
+@dataclass(slots=True)
+class HaproxyLine:
+    """One line that says something."""
+
+    number: int
+    text: str
+    words: list[str]
+
+    def column(self, word: str) -> int:
+        """Where a word begins, from 1."""
+        return max(0, self.text.find(word)) + 1
+
+
+@dataclass(slots=True)
+class Section:
+    """A frontend or a backend, or what all of them have by default."""
+
+    line: HaproxyLine
+    name: str = ""
+    binds: list[ListenAt] = field(default_factory=list)
+    backend: str = ""
+    backend_line: HaproxyLine | None = None
+    servers: list[HaproxyServer] = field(default_factory=list)
+    default_server: HaproxyServer = field(default_factory=HaproxyServer)
+    timeouts: dict[str, float] = field(default_factory=dict)
+    retries: int | None = None
+    maxconn: int | None = None
+    path: str | None = None
+    check: Checks | None = None
+    is_tcp: bool | None = None
+
+
+_Keywords = dict[str, Callable[[HaproxyLine, Section], None]]
+
+
+class Lines:
+    """Takes the lines one by one."""
+
+    def __init__(self, name: str) -> None:
+        self.errors = Errors(name)
+        self.name = name
+        self.warnings: dict[str, None] = {}
+        self.top = Section(HaproxyLine(1, "", []))  # global and defaults
+        self.frontends: list[Section] = []
+        self.backends: list[Section] = []
+        self._now: tuple[str, Section] | None = None
+        self._skips = False
+
+    # What is said.
+
+    def wrong(self, line: HaproxyLine, word: str, what: str) -> None:
+        """Note an error at a word of a line."""
+        self.errors.add(line.number, line.column(word), what)
+
+    def warn(self, number_: int, what: str) -> None:
+        """Note a warning about a line, or with 0 about the whole file; each once."""
+        where = f"{self.name}:{number_}" if number_ else self.name
+        self.warnings[f"{where}: {what}"] = None
+
+    # Lines.
+
+    def take(self, number_: int, text: str) -> None:
+        """Read a line."""
+        try:
+            words = shlex.split(text, comments=True)
+        except ValueError as error:
+            self.errors.add(number_, 1, f"a quote or an escape has no end: {error}".lower())
+            return
+        if not words:
+            return
+        line = HaproxyLine(number_, text, words)
+        odd = next((word for word in words if not word.isprintable()), None)
+        if odd is not None:  # it would get into messages, and a terminal would obey it
+            self.wrong(line, odd, f"{short(odd)} has characters that cannot be shown")
+            return
+        if "$" in text:
+            self.wrong(line, "$", "variables of the environment are not filled in: write them out")
+        elif words[0] in _SECTIONS:
+            self._begin(line)
+        elif words[0] in _OTHER_SECTIONS:
+            self.wrong(line, words[0], f"a section {words[0]} cannot be converted")
+            self._now, self._skips = None, True
+        elif self._now is not None:
+            self._keyword(line, *self._now)
+        elif not self._skips:
+            self.wrong(line, words[0], f"{short(words[0])} stands in no section")
+
+    def _begin(self, line: HaproxyLine) -> None:
+        kind, *names = line.words
+        section = self.top
+        if kind in ("frontend", "backend"):
+            section = Section(line, names[0] if names else "")
+            (self.frontends if kind == "frontend" else self.backends).append(section)
+            if len(names) != 1:
+                self.wrong(line, kind, f"{kind} needs one name")
+        self._now = kind, section
+
+    def _keyword(self, line: HaproxyLine, kind: str, section: Section) -> None:
+        word = line.words[0]
+        common: _Keywords = {
+            "log": self._log, "mode": self._mode, "timeout": self._timeout,
+            "retries": self._retries, "maxconn": self._maxconn, "option": self._option,
+            "default-server": self._default_server, "balance": self._balance,
+        }  # fmt: skip
+        by_kind: dict[str, _Keywords] = {
+            "global": {"log": self._log, "maxconn": self._maxconn},
+            "defaults": common,
+            "frontend": common | {"bind": self._bind, "default_backend": self._default_backend},
+            "backend": common | {"server": self._server},
+        }
+        known = by_kind[kind]
+        if kind == "global" and word in _OTHER_GLOBALS:
+            self.warn(line.number, f"{word} is left out: that is for whoever starts isthmus")
+        elif word in known:
+            known[word](line, section)
+        else:
+            hint = near(word, known)
+            self.wrong(line, word, f"{short(word)} in {kind} cannot be converted{hint}")
+
+    def _log(self, line: HaproxyLine, section: Section) -> None:
+        self.warn(0, "log is left out: isthmus logs to standard error")
+
+    def _one(self, line: HaproxyLine) -> str | None:
+        if len(line.words) != 2:
+            self.wrong(line, line.words[0], f"{line.words[0]} needs one word behind it")
+            return None
+        return line.words[1]
+
+    def _mode(self, line: HaproxyLine, section: Section) -> None:
+        word = self._one(line)
+        if word not in (None, "tcp"):
+            self.wrong(line, str(word), f"mode must be tcp, not {short(str(word))}")
+        section.is_tcp = True
+
+    def _balance(self, line: HaproxyLine, section: Section) -> None:
+        if line.words[1:] != ["leastconn"]:
+            self.warn(
+                line.number, "balance is left out: isthmus takes the one with fewest connections"
+            )
+
+    def _timeout(self, line: HaproxyLine, section: Section) -> None:
+        if len(line.words) != 3:
+            self.wrong(line, "timeout", "timeout needs a name and a time behind it")
+            return
+        _, which, text = line.words
+        if which in _OTHER_TIMEOUTS:
+            self.warn(line.number, f"timeout {which} is left out: {_OTHER_TIMEOUTS[which]}")
+            return
+        names = ("client", "server", "connect", "tunnel", "check")
+        if which not in names:
+            near_ = near(which, (*names, *_OTHER_TIMEOUTS))
+            self.wrong(line, which, f"timeout {short(which)} cannot be converted{near_}")
+            return
+        seconds = duration_s(text)
+        if seconds is None or not MILLISECOND <= seconds <= 86400:
+            self.wrong(line, text, f"{short(text)} is not a time from 1ms to 24h")
+        else:
+            section.timeouts[which] = seconds
+
+    def _retries(self, line: HaproxyLine, section: Section) -> None:
+        section.retries = self._number(line, 0, MAX_RETRIES)
+
+    def _maxconn(self, line: HaproxyLine, section: Section) -> None:
+        section.maxconn = self._number(line, 1, MOST_CONNECTIONS)
+
+    def _number(self, line: HaproxyLine, low: int, high: int) -> int | None:
+        text = self._one(line)
+        found = None if text is None else number(text, low, high)
+        if text is not None and found is None:
+            self.wrong(line, text, f"{short(text)} is not a number from {low} to {high}")
+        return found
+
+    def _option(self, line: HaproxyLine, section: Section) -> None:
+        name = line.words[1] if len(line.words) > 1 else ""
+        if name in _OTHER_OPTIONS:
+            self.warn(line.number, f"option {name} is left out: {_OTHER_OPTIONS[name]}")
+        elif name == "httpchk":
+            self._httpchk(line, section)
+        elif name == "tcp-check":
+            section.check = Checks.TCP
+        else:
+            known = (*_OTHER_OPTIONS, "httpchk", "tcp-check")
+            what = f"option {short(name)} cannot be converted{near(name, known)}"
+            self.wrong(line, name or "option", what)
+
+    def _httpchk(self, line: HaproxyLine, section: Section) -> None:
+        rest = line.words[2:]
+        section.check = Checks.HTTPS
+        method, path = "OPTIONS", "/"  # §4.2, option httpchk
+        if len(rest) == 1:
+            path = rest[0]
+        elif rest:
+            method, path = rest[0], rest[1]
+        if method != "GET":
+            self.warn(line.number, f"isthmus checks with GET, not {method}")
+        if len(rest) > 2:
+            self.warn(line.number, "the version and headers of option httpchk are left out")
+        if "&amp;" in path:
+            # HyperShift fills in the file as HTML; haproxy asks for the path as it stands there.
+            path = path.replace("&amp;", "&")
+            self.warn(line.number, f"&amp; is taken for &: isthmus asks for {path}")
+        try:
+            section.path = read_path(path)
+        except ValueError as error:
+            self.wrong(line, path, f"{short(path)} {error}")
+
+    def _bind(self, line: HaproxyLine, section: Section) -> None:
+        for text in line.words[1:2]:
+            for each in text.split(","):
+                try:
+                    # §4.2, bind: "*" is all addresses; IPv6 may stand without brackets.
+                    section.binds.append(read_listen(_bracketed(each.removeprefix("*"))))
+                except ValueError as error:
+                    self.wrong(line, text, f"{short(each)} {error}")
+        for word in line.words[2:]:
+            self.wrong(line, word, f"{short(word)} of bind cannot be converted")
+        if len(line.words) < 2:
+            self.wrong(line, "bind", "bind needs an address and a port")
+
+    def _default_backend(self, line: HaproxyLine, section: Section) -> None:
+        section.backend = self._one(line) or ""
+        section.backend_line = line
+
+    def _default_server(self, line: HaproxyLine, section: Section) -> None:
+        self._server_words(line, 1, section.default_server)
+
+    def _server(self, line: HaproxyLine, section: Section) -> None:
+        if len(line.words) < 3:
+            self.wrong(line, "server", "server needs a name and an address")
+            return
+        made = HaproxyServer(line=line.number, name=line.words[1])
+        try:
+            made.at = read_upstream(_bracketed(line.words[2]))
+        except ValueError as error:
+            self.wrong(line, line.words[2], f"{short(line.words[2])} {error}")
+        self._server_words(line, 3, made)
+        section.servers.append(made)
+
+    def _server_words(self, line: HaproxyLine, start: int, into: HaproxyServer) -> None:
+        server_words(
+            line.words[start:],
+            into,
+            wrong=lambda word, what: self.wrong(line, word, what),
+            warn=lambda what: self.warn(line.number, what),
+        )
+
+
+def _bracketed(text: str) -> str:
+    """An address with its brackets: haproxy takes IPv6 without, the last colon parts the port."""
+    host, colon, port = text.rpartition(":")
+    if ":" in host and re.fullmatch(r"[0-9A-Fa-f:.]+", host):
+        return f"[{host}]{colon}{port}"
+    return text
+
 
 #: In the certificate of every apiserver.
 APISERVER_NAME = "kubernetes.default.svc"

@@ -17,10 +17,9 @@ from isthmus.dial.frontends.backend import Request, payer_of
 from isthmus.dial.rules_shares import Hold
 from isthmus.errors import DialFailure
 from isthmus.frame.audit.recording import LEFT
-from isthmus.frame.observe.relays import Retried
 from isthmus.logs import log
 from isthmus.net.rules_slots import AdmissionRefusal
-from isthmus.programs.server.metrics import TlsPort
+from isthmus.programs.server.metrics import Retried, TlsPort
 from isthmus.programs.server.tls import refusal_of
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending

@@ -11,12 +11,11 @@ from isthmus.dial.dialers.through_agent import AgentDialer
 from isthmus.errors import DialFailure
 from isthmus.frame.audit.model import is_proven
 from isthmus.frame.audit.recording import UNAUDITED, Auditor, open_audit
-from isthmus.frame.observe.relays import Retried
 from isthmus.frame.observe.tracing import Tracing
 from isthmus.frame.part import Ground, Part
 from isthmus.frame.tunnels import TunnelTable
 from isthmus.programs.server.agents import AgentDoor
-from isthmus.programs.server.metrics import ServerMetrics
+from isthmus.programs.server.metrics import Retried, ServerMetrics
 from isthmus.programs.server.networks import ServerNetworks
 from isthmus.programs.server.settings import HTTP_CONNECT, ServerSettings
 from isthmus.settings.audit import DENY

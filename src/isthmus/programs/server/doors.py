@@ -1,4 +1,8 @@
-"""A server's doors for clients: which protocol listens where, opened and closed together."""
+"""A server's doors for clients: which protocol listens where, opened and closed together.
+
+Ports and UNIX sockets are bound here, and shared between worker processes, each of which is a
+server of its own to agents, with an id of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,10 @@ import contextlib
 import os
 import socket
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from typing_extensions import override
 
@@ -16,16 +21,16 @@ from isthmus.dial.frontends import grpc_proxy, http_connect
 from isthmus.dial.frontends.backend import Backend
 from isthmus.dial.frontends.grpc_proxy import GrpcFrontend
 from isthmus.dial.frontends.http_connect import ConnectFrontend
-from isthmus.frame.part import Ground, Part
-from isthmus.frame.resources import places
+from isthmus.frame.part import BoundSocket, Ground, Part, WorkerPlan, WorkerSlot
+from isthmus.frame.resources import allow_all, places
 from isthmus.net.connection_gate import ConnectionGate, reset
-from isthmus.net.listen import Listener
+from isthmus.net.listen import Listener, bind_tcp, bind_uds
 from isthmus.net.rules_slots import AdmissionRefusal, ConnectionSlots
 from isthmus.net.systemd import PassedSocket
 from isthmus.programs.server.agents import AgentDoor
-from isthmus.programs.server.binding import bind_doors
 from isthmus.programs.server.metrics import ServerMetrics, TlsPort
 from isthmus.programs.server.settings import GRPC, HTTP_CONNECT, ServerSettings
+from isthmus.settings.program import worker_id
 from isthmus.tunnel.message_reader import PacketCounts
 
 #: Of the descriptors: the others are for agents, nodes' connections, files.
@@ -273,3 +278,78 @@ class ClientListening(Part):
 def reset_for(sock: socket.socket, why: AdmissionRefusal) -> None:
     """Say no without a word."""
     reset(sock)
+
+
+class BoundDoor(NamedTuple):
+    """A socket that listens, the protocol that is spoken there, and the flag that said so."""
+
+    mode: str
+    flag: str
+    sock: socket.socket
+
+    @property
+    def is_uds(self) -> bool:
+        """It is a UNIX socket."""
+        return self.sock.family == socket.AF_UNIX
+
+
+def bind_doors(settings: ServerSettings) -> Iterator[BoundDoor]:
+    """Bind every port and socket, one after the other; nothing is accepted.
+
+    Raises:
+        ConfigError: one cannot be bound; those before it stay.
+    """
+    for mode, port, port_flag, uds, uds_flag in settings.doors:
+        if port is not None:
+            for sock in bind_tcp(settings.server_bind_address, port, flag=f"--{port_flag}"):
+                yield BoundDoor(mode, f"--{port_flag}", sock)
+                # systemd may have passed another than the flags say
+                settings.roles.check_frontend_at(str(sock.getsockname()[0]))
+        if uds:
+            bound = bind_uds(
+                uds, delete_existing=settings.delete_existing_uds_file, flag=f"--{uds_flag}"
+            )
+            yield BoundDoor(mode, f"--{uds_flag}", bound)
+
+
+AGENTS = "--agent-port"
+
+
+def worker_plan(settings: ServerSettings) -> WorkerPlan:
+    """Share a server between processes: the parent has the ports of agents and of clients."""
+    allow_all()
+
+    def bind() -> Iterator[BoundSocket]:
+        host, port = settings.agent_bind_address, settings.agent_port
+        for sock in bind_tcp(host, port, flag=AGENTS):
+            yield BoundSocket(AGENTS, sock, for_agents=True)
+        for door in bind_doors(settings):
+            yield BoundSocket(door.flag, door.sock)
+
+    def of_slot(slot: WorkerSlot) -> ServerSettings:
+        told = of_worker(settings, slot)
+        told.validate()
+        return told
+
+    return WorkerPlan(bind=bind, settings=of_slot)
+
+
+def of_worker(settings: ServerSettings, slot: WorkerSlot) -> ServerSettings:
+    """What a worker is told: its own id, and that every server here is as many as it has workers.
+
+    Other servers are expected to have as many: their workers' ids follow from theirs.
+    """
+    peers = {
+        worker_id(peer, index): address
+        for peer, address in replace(settings, server_id=slot.program_id).peers.items()
+        for index in range(slot.count)
+    }
+    return replace(
+        settings,
+        server_id=worker_id(slot.program_id, slot.index),
+        server_count=slot.count * settings.announced_count,
+        peer_server=tuple(f"{peer}={address}" for peer, address in peers.items()),
+        max_connections=slot.share(settings.max_connections),
+        max_connections_per_source=slot.share(settings.max_connections_per_source),
+        audit=replace(settings.audit, log_path=slot.audit, log_maxsize=0),
+    )

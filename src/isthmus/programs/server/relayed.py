@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from isthmus.dial.dialers.through_agent import AgentDial, AnyLink
 from isthmus.dial.frontends.backend import new_connection_id
 from isthmus.errors import DialFailure
-from isthmus.frame.observe.relays import RESULTS, Relayed
 from isthmus.links.dials import IncomingDial
 from isthmus.links.talk import Incoming
 from isthmus.programs.server.client_dial import dial_again
+from isthmus.programs.server.metrics import RESULTS, Relayed
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd
 from isthmus.tunnel.tunnel import Tunnel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isthmus.frame.part import WorkerSlot
-from isthmus.programs.server.binding import of_worker
+from isthmus.programs.server.doors import of_worker
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import compose
 

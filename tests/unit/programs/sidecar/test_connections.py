@@ -19,7 +19,7 @@ from isthmus.programs.sidecar.connections import SidecarConnections
 from isthmus.programs.sidecar.metrics import Socks5ProxyMetrics
 from isthmus.programs.sidecar.password import PasswordFile
 from isthmus.programs.socks5_proxy import PROGRAM
-from isthmus.programs.socks5_proxy.frontend import Socks5Client
+from isthmus.programs.socks5_proxy.program import Socks5Client
 from isthmus.programs.socks5_proxy.settings import Socks5ProxySettings
 from isthmus.tunnel.end import Ending
 

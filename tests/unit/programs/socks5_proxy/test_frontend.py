@@ -6,7 +6,7 @@ import pytest
 
 from isthmus.errors import DialFailure
 from isthmus.programs.sidecar.frontend import Credentials
-from isthmus.programs.socks5_proxy.frontend import CODE_OF, code_for
+from isthmus.programs.socks5_proxy.program import CODE_OF, code_for
 from isthmus.wire.socks5 import Code
 
 
