@@ -1,11 +1,11 @@
-"""The exception tree, and the reasons that travel as data.
+"""The exception tree, and the failure reasons that are sent as data.
 
 IsthmusError
-├── ConfigError         a flag, file or certificate is wrong: one sentence, exit code 2
+├── ConfigError         a flag, file or certificate is invalid: one line, exit code 2
 ├── DialError           a target could not be reached; carries a DialFailure
-├── ProtocolError       a peer broke the rules of its protocol
+├── ProtocolError       a peer violated its protocol
 ├── LinkError           a link to a server or agent could not be made or was refused
-└── KubeError           the Kubernetes API did not do what it was asked
+└── KubeError           a request to the Kubernetes API failed
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class DialFailure(Enum):
-    """Why a dial failed. The value is what people read; each protocol has a table from it."""
+    """Why a dial failed. The value is a text for users; each protocol maps it to its codes."""
 
     REFUSED = "connection refused"
     TIMED_OUT = "timed out"
@@ -32,7 +32,7 @@ class DialFailure(Enum):
 
 
 class LinkStage(Enum):
-    """How far a link came before it failed, or how it ended."""
+    """The stage at which a link failed or ended."""
 
     CONNECT = "no connection to the server's address"
     TLS = "the TLS handshake failed"
@@ -43,19 +43,19 @@ class LinkStage(Enum):
 
 
 class IsthmusError(Exception):
-    """The root of everything Isthmus raises."""
+    """Base class of all exceptions that Isthmus raises."""
 
 
 class ConfigError(IsthmusError):
-    """A flag, file or certificate is wrong; the message is one sentence for whoever typed it."""
+    """A flag, file or certificate is invalid; the message is for the user who set it."""
 
 
 class ProtocolError(IsthmusError):
-    """A peer broke the rules of its protocol; the connection it came by cannot go on."""
+    """A peer violated its protocol; the connection has to be closed."""
 
 
 class LinkError(IsthmusError):
-    """A link could not be made, was refused, or ended; ``stage`` says how far it came."""
+    """A link could not be made, was refused, or ended; ``stage`` says where."""
 
     def __init__(self, message: str, stage: LinkStage = LinkStage.LOST) -> None:
         super().__init__(message)
@@ -63,10 +63,10 @@ class LinkError(IsthmusError):
 
 
 class KubeError(IsthmusError):
-    """The Kubernetes API did not do what it was asked.
+    """A request to the Kubernetes API failed.
 
-    ``status`` is its HTTP status, 0 when there was no answer; ``reason`` is its word for why
-    ("Conflict", "Expired"), empty when it gave none.
+    ``status`` is the HTTP status, 0 if there was no answer; ``reason`` is the API's reason
+    ("Conflict", "Expired"), empty if it gave none.
     """
 
     def __init__(self, message: str, *, status: int = 0, reason: str = "") -> None:

@@ -1,11 +1,11 @@
-"""Logging: one line per event, as text or JSON, safe to read whatever a peer sent.
+"""Logging: one line per event, as text or JSON, safe to display whatever a peer sent.
 
 Text looks like klog's structured lines:
 
     I1116 00:26:07.123 server] agent connected agent="node-1" address="10.0.0.7:41822"
 
-What a peer can put into a line is escaped and cut, secrets are blanked, and lines that a peer can
-cause at will go through ``OncePer``. Metrics count what logs leave out (metrics.py).
+Text from peers is escaped and truncated, secrets are replaced, and lines that a peer can
+trigger repeatedly go through ``OncePer``. Metrics count what logs leave out (metrics.py).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from isthmus.text.text_limits import MAX_LOGGED_CHARS
 Format = Literal["text", "json"]
 
 _MAX_CHARS = MAX_LOGGED_CHARS
-#: As much is looked at behind the cut: a secret that begins before it is known by then.
+#: Text examined beyond the cut: enough to recognise a secret that starts before it.
 _WINDOW_CHARS = _MAX_CHARS + 256
 _MAX_TRACE_LINES = 60
 RECENT_LINES = 1000
 RECENT_BYTES = 1024 * 1024
-# The value of token="…" is a secret; of token_path="…" it is not.
+# The value of token="…" is a secret, the value of token_path="…" is not.
 _SECRET_KEY = re.compile(
     r"(token|secret|password|authorization|cookie|private_?key)$", re.IGNORECASE
 )
-# Linear on any text: possessive, and what one alternative has looked at in vain is taken along, so
-# that nothing is looked at again from inside it. A JSON web token begins with base64 of '{"'.
+# Linear on any text: quantifiers are possessive, and an alternative that fails consumes what it
+# examined, so nothing is examined twice. A JSON web token starts with base64 of '{"'.
 _SECRET_VALUE = re.compile(
     r"\bbearer\s++[\w.~+/=-]{8,}+"
     r"|\bauthorization:[^\r\n]*+"
@@ -45,7 +45,7 @@ _SECRET_VALUE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _SHORTEST_BEGUN = 11
-#: The rest of a text that was cut somewhere in a token.
+#: The rest of a text that was cut inside a token.
 _CUT_TOKEN = re.compile(r"(?:\.[\w-]*+)?")
 _BLANK = "[redacted]"
 _RESERVED = frozenset({"ts", "level", "logger", "msg", "stack"})
@@ -61,10 +61,10 @@ def level_from_v(v: int) -> int:
 def configure(
     v: int, fmt: Format, stream: TextIO, *, fields: Mapping[str, object] | None = None
 ) -> None:
-    """Send what ``isthmus`` and the libraries below it say to the stream.
+    """Send the log of ``isthmus`` and the libraries below it to the stream.
 
-    Every line begins with ``fields``, which say which of several processes it is of.
-    May be called again; the last call counts. The root logger is left alone, for programs that
+    Every line starts with ``fields``, which tell several processes apart.
+    May be called again; the last call applies. The root logger is not changed, for programs that
     use Isthmus as a library.
     """
     handler = _LineHandler(stream)
@@ -93,7 +93,7 @@ def log(
     exc_info: BaseException | None = None,
     **fields: object,
 ) -> None:
-    """Log one event: a constant sentence, and what varies as fields."""
+    """Log one event: a constant message, and the variable parts as fields."""
     if logger.isEnabledFor(level):
         logger.log(level, msg, extra={"fields": fields}, exc_info=exc_info)
 
@@ -104,9 +104,10 @@ def _with_fields(fields: Mapping[str, object], record: logging.LogRecord) -> boo
 
 
 def escape(text: str) -> str:
-    """Make text safe for one line of a terminal: no control, bidi or half characters; cut long.
+    """Make text safe for one line of a terminal: no control, bidi or lone surrogate characters.
 
-    Backslashes are doubled, so that nothing can pretend to be an escape or swallow a quote.
+    Long text is cut. Backslashes are doubled, so that no text can imitate an escape or hide a
+    quote.
     """
     text = _cut(text, len(text))
     text = text.replace("\\", "\\\\")
@@ -116,7 +117,7 @@ def escape(text: str) -> str:
 
 
 def _cut(text: str, chars: int) -> str:
-    """Blank the secrets in a text and cut it; ``chars`` is how long it was before it came here."""
+    """Replace the secrets in a text and cut it; ``chars`` is its original length."""
     text = text[:_WINDOW_CHARS]
     parts: list[str] = []
     at = 0
@@ -136,7 +137,7 @@ def _cut(text: str, chars: int) -> str:
 def _is_token(found: re.Match[str], *, cut: bool) -> bool:
     if len(found["begun"]) < _SHORTEST_BEGUN:
         return False
-    # Of a token that goes on behind the window nobody can tell whether it has all three parts.
+    # For a token that continues beyond the window it is unknown whether it has all three parts.
     return found["token"] is not None or (
         cut and _CUT_TOKEN.fullmatch(found.string, found.end()) is not None
     )
@@ -163,13 +164,13 @@ def _safe_value(key: str, value: object) -> object:
 
 
 def _safe(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
-    """The message and the fields of a record, escaped once for all who write it."""
+    """The message and the fields of a record, escaped once for all formatters."""
     given: Mapping[str, object] = getattr(record, "fields", {})
     done = getattr(record, "escaped", None)
     if done is not None and done[0] is given:
         return done[1], done[2]
     message = escape(record.getMessage())
-    # What is not known is left out: "uds=None" tells nobody anything.
+    # Unknown values are left out: "uds=None" carries no information.
     fields = {key: _safe_value(key, value) for key, value in given.items() if value is not None}
     record.escaped = given, message, fields
     return message, fields
@@ -186,7 +187,6 @@ class TextFormatter(logging.Formatter):
     """One readable line; a traceback follows in indented lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write the record."""
         at = time.localtime(record.created)
         letter = {"WARNING": "W", "ERROR": "E", "CRITICAL": "F", "DEBUG": "D"}.get(
             record.levelname, "I"
@@ -212,7 +212,6 @@ class JsonFormatter(logging.Formatter):
     """One JSON object per line, times in RFC 3339 and UTC."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write the record."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         message, fields = _safe(record)
         line: dict[str, Any] = {
@@ -236,15 +235,15 @@ class RecentLines:
         self._most_bytes = most_bytes
         self._bytes = 0
         self._kept: deque[bytes] = deque()
-        #: How many were put in so far.
+        #: The number of lines added so far.
         self.count = 0
 
     def put(self, line: str) -> None:
-        """Keep a line; the oldest make room."""
+        """Keep a line; the oldest ones are dropped."""
         self.keep(line.encode("utf-8", "backslashreplace"))
 
     def keep(self, raw: bytes) -> None:
-        """Keep a line that is written already."""
+        """Keep a line that is already encoded."""
         self.count += 1
         self._kept.append(raw)
         self._bytes += len(raw)
@@ -252,8 +251,8 @@ class RecentLines:
             self._bytes -= len(self._kept.popleft())
 
     def last(self, most: int) -> list[bytes]:
-        """The last lines, at most so many."""
-        lines = self._kept.copy()  # threads log, too
+        """The last lines, at most ``most``."""
+        lines = self._kept.copy()  # other threads log, too
         while len(lines) > most:
             lines.popleft()
         return list(lines)
@@ -265,23 +264,23 @@ _JSON = JsonFormatter()
 
 
 class _LineHandler(logging.StreamHandler[TextIO]):
-    """Writes lines; a log that cannot be written is no reason to write more or to stop."""
+    """Writes lines; a line that cannot be written is dropped without an error."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write the record, and remember it."""
+        """Format the record and keep it in ``RECENT``."""
         text = super().format(record)
         RECENT.put(text if isinstance(self.formatter, JsonFormatter) else _JSON.format(record))
         return text
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Drop the line: the reader of the log has gone."""
+        """Drop the line: the reader of the log is gone."""
 
 
 class OncePer:
-    """Lets a line through once per key and period, and counts what it kept quiet.
+    """Lets a line through once per key and period, and counts the suppressed ones.
 
-    Use it for every line that a peer can cause. Memory is bounded: beyond ``max_keys`` live keys
-    all further keys share one, so many addresses cannot buy many lines.
+    Use it for every line that a peer can trigger. Memory is bounded: beyond ``max_keys`` live keys
+    all further keys share one, so many addresses cannot cause many lines.
     """
 
     def __init__(
@@ -294,9 +293,9 @@ class OncePer:
         self._next_sweep = 0.0
 
     def once_per(self, key: Hashable, seconds: float) -> int | None:
-        """Ask to say something. None: keep quiet, it was counted.
+        """Ask whether to log now. None: the line is suppressed and counted.
 
-        A number: say it, and that many like it were kept quiet since it was last said.
+        A number: log it; that many were suppressed since the last one.
         """
         now = self._clock()
         if key not in self._quiet and len(self._quiet) >= self._max_keys:

@@ -1,4 +1,4 @@
-"""The small values that every layer speaks of: targets, identities, ids, and what a dial is."""
+"""Small values that every layer uses: targets, identities, ids, dial requests and outcomes."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _MAX_NAME_CHARS = 253
 _MAX_SHOWN_CHARS = 100
 _OCTET = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _V4 = re.compile(rf"{_OCTET}(?:\.{_OCTET}){{3}}", re.ASCII)
-# Resolvers read 2130706433, 0x7f.1 and 127.1 as addresses; as names they would slip past policy.
+# Resolvers read 2130706433, 0x7f.1 and 127.1 as addresses; as names they would bypass policy.
 _NUMBER_LAST = re.compile(r"(?:.*\.)?(?:[0-9]+|0[xX][0-9A-Fa-f]*)\.?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class HostPort:
-    """Where a dial wants to go: an IPv4 or IPv6 address or a name, and a port.
+    """The target of a dial: an IPv4 or IPv6 address or a host name, and a port.
 
     ``str()`` writes it as a URL authority does (RFC 3986 §3.2.2), IPv6 in brackets;
     ``parse()`` is the inverse.
@@ -53,7 +53,7 @@ class HostPort:
         """Read ``host:port`` or ``[v6]:port``.
 
         Raises:
-            ValueError: the text is not a host and a port; the message says what is wrong.
+            ValueError: the text is not a host and a port; the message says why.
         """
         host, colon, port = text.rpartition(":")
         if not colon:
@@ -92,7 +92,7 @@ def _is_v6(host: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who is at the other end of a connection, as its transport proved it."""
+    """The authenticated peer of a connection, as its transport proved it."""
 
     name: str
     groups: tuple[str, ...] = ()
@@ -108,9 +108,9 @@ ANONYMOUS = Identity("anonymous", kind="none")
 
 
 class TrafficClass(Enum):
-    """In the order in which they are served: the word for each, and how much of a link it has.
+    """The traffic classes in the order in which they are served, each with its name and weight.
 
-    A link on which all three wait without end is divided by 16, 4 and 1 of 21.
+    A link on which all three always have data to send is divided 16, 4 and 1 of 21.
     """
 
     URGENT = "urgent", 16
@@ -121,7 +121,7 @@ class TrafficClass(Enum):
     weight: int
 
     def __new__(cls, word: str, weight: int) -> TrafficClass:
-        """Take the word as the value, and the place as the rank."""
+        """Use the word as the value, and the position as the rank."""
         made = object.__new__(cls)
         made._value_ = word
         made.rank, made.weight = len(cls.__members__), weight
@@ -136,7 +136,7 @@ URGENT, NORMAL, BULK = TrafficClass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestMetadata:
-    """What a client says about its request. Empty is not said."""
+    """What a client says about its request; an empty field was not set."""
 
     network: str = ""
     user: str = ""
@@ -148,17 +148,16 @@ class RequestMetadata:
 
     @property
     def claims(self) -> bool:
-        """It says something that may be believed or not; a trace is no claim."""
+        """Whether the client claims anything that needs trust; a trace is not a claim."""
         return bool(self.network or self.user or self.groups or self.tenant or self.object)
 
     def only_trace(self) -> RequestMetadata:
-        """Forget everything but the trace."""
         if not self.claims:
             return self
         return RequestMetadata(traceparent=self.traceparent, tracestate=self.tracestate)
 
     def traced_as(self, traceparent: str, tracestate: str) -> RequestMetadata:
-        """The same within another span."""
+        """The same metadata within another span."""
         return replace(self, traceparent=traceparent, tracestate=tracestate)
 
 
@@ -166,11 +165,11 @@ NOTHING = RequestMetadata()
 
 
 class DialRequest(NamedTuple):
-    """What is dialed and for whom, as every layer on the way of one dial is given it.
+    """The target of a dial and its requester, as passed to every layer that handles the dial.
 
-    ``frontend`` is how it came, for people: a mode, or what stands for one. ``asking`` is what may
-    be passed on of what the client said, the trace included. Both directions of the tunnel are of
-    class ``traffic``, as far as a peer understands it.
+    ``frontend`` names how the request arrived: a mode, or the equivalent. ``asking`` is the part
+    of the client's metadata that may be passed on, the trace included. Both directions of the
+    tunnel have class ``traffic``, as far as the peer supports classes.
     """
 
     # One is made for each dial: a tuple takes half the time of a frozen dataclass (timeit).
@@ -183,10 +182,10 @@ class DialRequest(NamedTuple):
 
 
 class DialOutcome(NamedTuple):
-    """By whom a target was reached; the default: by this program itself.
+    """How a target was reached; the default is a direct dial by this program.
 
-    ``relay`` is the other server that has the agent, if one has. ``address`` is what was connected
-    to, where that is told.
+    ``relay`` is the server whose agent dialed, if the dial was relayed. ``address`` is the address
+    that was connected to, if known.
     """
 
     agent_id: AgentId = AgentId("")

@@ -178,7 +178,7 @@ def test_a_user_of_a_unix_socket_is_told(fresh: Stack) -> None:
             assert status_of(late.read_head()) == 503
             assert b"--max-connections-per-source" in late.read_to_end()
         if os.getuid() == 0:
-            assert "is not served here, only CONNECT" in as_nobody(fresh)
+            assert "is not supported, only CONNECT" in as_nobody(fresh)
     fresh.wait(lambda: not len(fresh.server.doors.places), "the places are back")
 
 

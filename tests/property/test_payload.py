@@ -101,5 +101,5 @@ def test_after_the_end_of_data_there_is_none() -> None:
     end.hears_end = True
     end.reader.feed(memoryview(framed(b"\xc0\x3e\x01")), end)
     assert end.saw_end
-    with pytest.raises(ProtocolError, match="behind the end"):
+    with pytest.raises(ProtocolError, match="after the end"):
         end.reader.feed(memoryview(framed(b"\x0a\x01x")), end)

@@ -1,1 +1,1 @@
-"""The Kubernetes API: Leases, token reviews, and the client they go through."""
+"""The Kubernetes API: Leases, token reviews, and their client."""

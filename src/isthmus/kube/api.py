@@ -1,6 +1,6 @@
-"""What Isthmus asks of the Kubernetes API, as values and protocols.
+"""The parts of the Kubernetes API that Isthmus uses, as values and protocols.
 
-Importing this module is cheap; who answers is opened by opening.py.
+Importing this module is cheap; opening.py opens an implementation.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Change(Enum):
-    """What a watch saw happen; BOOKMARK only says how far it has come."""
+    """The kind of a watch event; BOOKMARK only reports progress."""
 
     ADDED = "ADDED"
     MODIFIED = "MODIFIED"
@@ -32,9 +32,9 @@ class Change(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchEvent(Generic[T]):
-    """One line of a watch; ``resource_version`` is where to go on from.
+    """One event of a watch; ``resource_version`` is where to resume.
 
-    A bookmark only says how far the watch has come: there is no ``item``.
+    A bookmark only reports progress and has no ``item``.
     """
 
     change: Change
@@ -44,38 +44,38 @@ class WatchEvent(Generic[T]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing(Generic[T]):
-    """All objects of a kind at one version, from which a watch goes on."""
+    """All objects of a kind at one version, from which a watch can start."""
 
     items: Sequence[T]
     resource_version: str
 
 
 class ObjectSource(Protocol[T]):
-    """Objects of one kind. Every call raises KubeError, and none waits for ever."""
+    """Objects of one kind. Every call may raise KubeError and has a deadline."""
 
     async def list(self) -> Listing[T]:
-        """Read all of them."""
+        """Read all objects."""
 
     def watch(
         self, *, after: str, timeout_s: float
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent[T]]]:
-        """Hear of every change after a version.
+        """Report every change after a version.
 
-        The API ends a watch now and then. A version too old for it is a KubeError with status
-        410, on entry or from the iterator: list again. Silence is for the caller to bound.
+        The API ends a watch now and then. A version that is too old is a KubeError with status
+        410, on entry or from the iterator: list again. The caller bounds the silence.
         """
 
 
 class Services(ObjectSource[Service], Protocol):
-    """The Services of all namespaces. Every call raises KubeError, and none waits for ever."""
+    """The Services of all namespaces. Every call may raise KubeError and has a deadline."""
 
     async def get(self, at: ServiceName) -> Service:
-        """Read one; status 404 when there is none."""
+        """Read one Service; status 404 if it does not exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseEvent:
-    """One line of a watch; ``lease.resource_version`` is where to go on from."""
+    """One event of a watch; ``lease.resource_version`` is where to resume."""
 
     change: Change
     lease: Lease
@@ -83,7 +83,7 @@ class LeaseEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseListing:
-    """All Leases of a selector at one version, from which a watch goes on."""
+    """All Leases of a selector at one version, from which a watch can start."""
 
     leases: Sequence[Lease]
     resource_version: str
@@ -91,7 +91,7 @@ class LeaseListing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseDraft:
-    """A Lease to write: who holds it, since when, and when it was last renewed."""
+    """A Lease to write: its holder, and the times of acquisition and renewal."""
 
     name: str
     labels: Mapping[str, str]
@@ -103,36 +103,36 @@ class LeaseDraft:
 
 
 class Leases(Protocol):
-    """The Leases of one namespace. Every call raises KubeError, and none waits for ever."""
+    """The Leases of one namespace. Every call may raise KubeError and has a deadline."""
 
     async def list(self, selector: str) -> LeaseListing:
-        """Read all that the label selector matches."""
+        """Read all Leases that the label selector matches."""
 
     def watch(
         self, selector: str, *, after: str, timeout_s: float
     ) -> AbstractAsyncContextManager[AsyncIterator[LeaseEvent]]:
-        """Hear of every change after a version.
+        """Report every change after a version.
 
-        The API ends a watch now and then. A version too old for it is a KubeError with status
-        410, on entry or from the iterator: list again. Silence is for the caller to bound.
+        The API ends a watch now and then. A version that is too old is a KubeError with status
+        410, on entry or from the iterator: list again. The caller bounds the silence.
         """
 
     async def get(self, name: str) -> Lease:
-        """Read one."""
+        """Read one Lease."""
 
     async def create(self, draft: LeaseDraft) -> Lease:
-        """Write a new one."""
+        """Create a Lease."""
 
     async def replace(self, draft: LeaseDraft, *, resource_version: str) -> Lease:
-        """Write over one, if it is still at that version (else status 409)."""
+        """Replace a Lease if it is still at that version (otherwise status 409)."""
 
     async def delete(self, doomed: Doomed) -> None:
-        """Delete one, if it is still at that version (else status 409)."""
+        """Delete a Lease if it is still at that version (otherwise status 409)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenStatus:
-    """What the API says of a token. ``extra`` names the pod and node it was made for."""
+    """The API's review of a token. ``extra`` names the pod and node it is bound to."""
 
     authenticated: bool
     username: str = ""
@@ -143,27 +143,27 @@ class TokenStatus:
 
 
 class TokenReviews(Protocol):
-    """Asks the API whose a token is."""
+    """Asks the API for the owner of a token."""
 
     async def review(self, token: str, audience: str) -> TokenStatus:
-        """Ask for one audience.
+        """Review a token for one audience.
 
         Raises:
-            KubeError: the API could not be asked, or refused to answer.
+            KubeError: the API did not answer, or refused.
         """
 
 
 class Kube(Protocol):
-    """An open Kubernetes API; ``client`` is for those who read other objects than these."""
+    """An open Kubernetes API; use ``client`` for other kinds of objects."""
 
     client: KubeClient
     tokens: TokenReviews
 
     def leases(self, namespace: str) -> Leases:
-        """Give the Leases of a namespace."""
+        """The Leases of a namespace."""
 
     def services(self) -> Services:
-        """Give the Services of all namespaces."""
+        """The Services of all namespaces."""
 
     async def close(self) -> None:
-        """Drop every connection."""
+        """Close all connections."""

@@ -1,8 +1,8 @@
-"""Asking the Kubernetes API: one call or one stream, each with a deadline and a bound.
+"""Requests to the Kubernetes API: one call or one stream, each with a deadline and a size limit.
 
-lightkube knows kubeconfigs, authentication, paths and models; its own calls hide the HTTP status,
-cannot send a delete precondition and read without bound, so requests are sent here. Every failure
-is a KubeError, one sentence. Imports lightkube: reached only through ``api.open_kube``.
+lightkube reads kubeconfigs and knows authentication, paths and models; its own calls hide the HTTP
+status, cannot send a delete precondition and read without limit, so requests are sent here. Every
+failure is a one-line KubeError. Imports lightkube: reached only through ``api.open_kube``.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ _TIMEOUT_S = 10.0
 _MAX_BODY_BYTES = 16 * 1024 * 1024
 _MAX_LINE_BYTES = 1024 * 1024
 _MAX_CHARS = 300
-#: The reason of a KubeError whose answer was longer than we read.
+#: The reason of a KubeError for an answer above the size limit.
 TOO_LONG = "TooLong"
-_BURST = 10  # what Go's client takes when only the rate is given
+_BURST = 10  # Go's default when only the rate is given
 
 T = TypeVar("T")
 
 
 class _TooLongError(ValueError):
-    """There is more of it than we read."""
+    """The answer exceeds the size limit."""
 
 
 class KubeClient:
     """Sends requests to one API server.
 
-    When the API cannot be reached or does not know us any more, the configuration is read again
-    before the next request, so that rotated certificates and CAs are picked up.
+    After a connection or authentication error, the configuration is read again before the
+    next request, so that rotated certificates and CAs take effect.
     """
 
     def __init__(
@@ -58,11 +58,11 @@ class KubeClient:
         """Read the configuration.
 
         Raises:
-            ConfigError: it cannot be read or used.
+            ConfigError: the configuration cannot be read or used.
         """
         self._kubeconfig = kubeconfig
         self._server = server
-        self._bucket: TokenBucket | None = None  # a rate of 0 or less spaces nothing
+        self._bucket: TokenBucket | None = None  # None for a rate of 0 or less: no limit
         if qps > 0:
             self._bucket = TokenBucket(rate=qps, burst=burst if burst > 0 else _BURST, now=clock())
         self._timeout_s = timeout_s
@@ -82,14 +82,14 @@ class KubeClient:
     def _open(self) -> None:
         access = read_config(self._kubeconfig, self._server)
         stamp = fingerprint(access.config, self._kubeconfig)
-        # The read timeout is ours (asyncio.timeout): httpx counts it from byte to byte.
+        # asyncio.timeout bounds reads: httpx restarts its read timeout with each byte.
         timeout = httpx2.Timeout(self._timeout_s, read=None)
         self._generic = connect(access, self._kubeconfig, timeout)
         self._access = access
         self._stamp = stamp
 
     async def close(self) -> None:
-        """Drop every connection."""
+        """Close all connections."""
         await self._generic.close()  # type: ignore[no-untyped-call]  # lightkube's
 
     async def call(
@@ -97,11 +97,11 @@ class KubeClient:
     ) -> T:
         """Send one request and decode its answer.
 
-        ``doing`` completes "cannot …"; the rest is what lightkube calls a request, and ``body``
-        for a method that it sends none with.
+        ``doing`` completes "cannot …"; the other arguments describe a lightkube request, and
+        ``body`` is for methods that lightkube sends without one.
 
         Raises:
-            KubeError: no answer in time, a refusal, or an answer that cannot be read.
+            KubeError: no answer in time, a refusal, or an undecodable answer.
         """
         await self._turn()
         with self._failures(doing):
@@ -116,12 +116,12 @@ class KubeClient:
     async def watch(
         self, doing: str, decode: Callable[[bytes], T], resource: type[Any], **request: Any
     ) -> AsyncIterator[AsyncIterator[T]]:
-        """Open a watch and give its decoded lines as they come.
+        """Open a watch and yield its decoded events as they arrive.
 
-        Only the opening has a deadline; the caller bounds the silence between lines.
+        Only opening has a deadline; the caller bounds the silence between events.
 
         Raises:
-            KubeError: the watch was refused; from the iterator, it broke.
+            KubeError: the watch was refused; from the iterator: it broke.
         """
         await self._turn()
         async with contextlib.AsyncExitStack() as stack:
@@ -166,7 +166,7 @@ class KubeClient:
                 await asyncio.sleep(self._bucket.wait_s(now=now))
 
     async def _refresh(self) -> None:
-        """Read the configuration again if a file of it changed; a broken one changes nothing."""
+        """Read the configuration again if one of its files changed; an invalid one is ignored."""
         async with self._refreshing:
             if not self._suspect:
                 return
@@ -193,7 +193,7 @@ class KubeClient:
 
     @contextlib.contextmanager
     def _failures(self, doing: str) -> Iterator[None]:
-        """Translate what libraries raise, once."""
+        """Translate the libraries' exceptions."""
         try:
             yield
         except KubeError:
@@ -201,13 +201,13 @@ class KubeClient:
         except TimeoutError as exc:
             self._suspect = True
             raise KubeError(f"cannot {doing}: no answer from {self.server} in time") from exc
-        except LightkubeError as exc:  # a token file that went away, an exec that failed
+        except LightkubeError as exc:  # a token file that was removed, an exec that failed
             raise KubeError(_cut(f"cannot {doing}: {exc}")) from exc
         except (msgspec.MsgspecError, ValueError) as exc:
-            text = f"cannot {doing}: the answer of {self.server} makes no sense"
+            text = f"cannot {doing}: cannot decode the answer of {self.server}"
             reason = TOO_LONG if isinstance(exc, _TooLongError) else ""
             raise KubeError(text, reason=reason) from exc
-        except Exception as exc:  # httpx, ssl, anyio and the system: none may end a program
+        except Exception as exc:  # from httpx, ssl, anyio or the system; none may end the program
             self._suspect = True
             text = f"cannot {doing}: {self.server}: {str(exc) or type(exc).__name__}"
             raise KubeError(_cut(text)) from exc

@@ -1,7 +1,7 @@
-"""Listing objects once and watching them from there: the loop, for any kind of object.
+"""Lists objects once and watches them from there, for any kind of object.
 
-While the API is away nothing is said, and what was last known stands. How objects are asked for
-is in listing.py; what is done with them is the caller's.
+While the API is unreachable nothing is reported, and the last known state stands. listing.py
+sends the requests; the caller uses the objects.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from isthmus.text.pacing import Backoff
 
 CAP_S = 30.0
 FIRST_RETRY_S = 0.5
-_MIN_WATCH_S, _MAX_WATCH_S = 300.0, 600.0  # spread, or all programs would come back in step
-# The API sends a bookmark every minute or so. Silence for longer may be a connection that died
-# without a word: watch anew, from where we were.
+_MIN_WATCH_S, _MAX_WATCH_S = 300.0, 600.0  # random, so that programs do not reconnect at once
+# The API sends a bookmark about every minute. A longer silence may mean a dead connection:
+# open a new watch from the last version.
 SILENCE_S = 150.0
 _GONE = 410
 
@@ -33,14 +33,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchTiming:
-    """How long a watch may be silent, and when what failed is tried again at first."""
+    """The longest silence of a watch, and the first retry delay."""
 
     silence_s: float = SILENCE_S
     first_retry_s: float = FIRST_RETRY_S
 
 
 class Follower(Generic[T]):
-    """Tells of all objects of a source, and then of every change, while ``run`` runs."""
+    """Reports all objects of a source, and then every change, while ``run`` runs."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class Follower(Generic[T]):
         silence_s: float = SILENCE_S,
         first_retry_s: float = FIRST_RETRY_S,
     ) -> None:
-        """``doing`` is a few words for the log, such as "watching services"."""
+        """``doing`` describes the activity for the log, such as "watching services"."""
         self._source = source
         self._listed = listed
         self._changed = changed
@@ -70,31 +70,31 @@ class Follower(Generic[T]):
                 await asyncio.sleep(delay_s)
 
     async def _follow(self) -> float:
-        """List, then watch as long as that works; give the delay before the next time."""
+        """List, then watch as long as possible; return the delay before the next attempt."""
         self._heard = False
         try:
             found = await self._source.list()
             self._listed(found.items)
             version = found.resource_version
-            del found  # a long list, and a watch lasts
+            del found  # frees a long list for the duration of the watch
             while True:
                 before = version
                 version = await self._watch(version)
                 if version == before:
-                    # Whoever ends watches at once is not to be asked in a tight loop.
+                    # An API that ends watches at once must not cause a tight loop.
                     await asyncio.sleep(self._outage.pause_s())
         except KubeError as exc:
             if exc.status == _GONE and self._heard:
-                return 0.0  # where we were has aged out: simply list again
+                return 0.0  # the version expired: list again
             if self._failed is not None:
                 self._failed(exc)
             return self._outage.failed(exc)
 
     async def _watch(self, version: str) -> str:
-        """Follow one watch to its end; give the version that it came to.
+        """Follow one watch to its end; return the last version.
 
         Raises:
-            KubeError: it could not be opened, or broke.
+            KubeError: the watch could not be opened, or broke.
         """
         loop = asyncio.get_running_loop()
         timeout_s = random.uniform(_MIN_WATCH_S, _MAX_WATCH_S)
@@ -102,7 +102,7 @@ class Follower(Generic[T]):
             try:
                 async with asyncio.timeout(self._silence_s) as quiet:
                     async for event in events:
-                        # An event, and not a mere answer, ends an outage: some APIs accept every
+                        # Only an event ends an outage, not a mere answer: some APIs accept every
                         # watch and then break it.
                         self._heard = True
                         self._outage.worked()
@@ -111,27 +111,27 @@ class Follower(Generic[T]):
                             self._changed(event.change, event.item)
                         quiet.reschedule(loop.time() + self._silence_s)
             except TimeoutError:
-                pass  # too quiet to be true: from here again
+                pass  # suspiciously silent: open a new watch from here
         return version
 
 
 class Outage:
-    """Counts the failures of one thing done again and again, and spaces the attempts."""
+    """Counts the failures of one repeated activity, and sets the delay between attempts."""
 
     def __init__(self, doing: str, *, cap_s: float, first_s: float = FIRST_RETRY_S) -> None:
-        """``doing`` is a few words for the log, such as "renewing the lease"."""
+        """``doing`` describes the activity for the log, such as "renewing the lease"."""
         self._doing = doing
         self._backoff = Backoff(first_s=min(first_s, cap_s), cap_s=cap_s, chance=random.random)
         self._failures = 0
 
     def failed(self, error: KubeError) -> float:
-        """Say so, once per outage; give the delay before the next attempt."""
+        """Log the failure, once per outage; return the delay before the next attempt."""
         self._failures += 1
         if self._failures == 1:
             log(
                 _log,
                 logging.WARNING,
-                "the Kubernetes API fails",
+                "request to the Kubernetes API failed",
                 doing=self._doing,
                 status=error.status,
                 reason=str(error),
@@ -139,16 +139,16 @@ class Outage:
         return self._backoff.next_s()
 
     def pause_s(self) -> float:
-        """Give the delay before trying again after something that was no failure."""
+        """The delay before the next attempt after a success."""
         return self._backoff.next_s()
 
     def worked(self) -> None:
-        """An attempt worked: an outage, if there was one, is over."""
+        """Record a success, which ends an outage."""
         if self._failures:
             log(
                 _log,
                 logging.INFO,
-                "the Kubernetes API works again",
+                "requests to the Kubernetes API succeed again",
                 doing=self._doing,
                 failures=self._failures,
             )

@@ -1,6 +1,6 @@
-"""Reading --kubeconfig, or the service account of the pod we run in.
+"""Reads --kubeconfig, or the service account of the pod that the program runs in.
 
-Everything wrong with it is one ConfigError that names the flag and the file and quotes no secret.
+Every problem is one ConfigError that names the flag and the file and quotes no secret.
 Imports lightkube: reached only through ``api.open_kube``.
 """
 
@@ -34,15 +34,15 @@ _EXEC_VERSIONS = frozenset(
 #: A kubeconfig with the certificates of a hundred clusters has 2 MB.
 MOST_BYTES = 4 * 1024 * 1024
 _MOST_TOKEN_BYTES = 256 * 1024
-_NO_POD = "that means the service account of a pod, and this is not a pod"
+_NO_POD = "the default is the service account of the pod, but this program does not run in a pod"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """How to reach one API server, and as whom.
+    """How to reach one API server, and with which credentials.
 
     ``proxy`` and ``server_name`` are kubeconfig's proxy-url and tls-server-name, which lightkube
-    does not read; None where they are not given.
+    does not read; None if not set.
     """
 
     config: SingleConfig
@@ -51,9 +51,9 @@ class Access:
 
 
 class TokenFile(BearerTokenFileAuth):
-    """Sends the token of a file, which is read again when the API refuses it.
+    """Sends the token in a file, which is read again when the API refuses it.
 
-    lightkube would wait in the event loop for a pipe in its place, or read a device to its end.
+    lightkube would block the event loop on a named pipe, or read a device to its end.
     """
 
     def _read_token(self) -> str:
@@ -66,24 +66,24 @@ class TokenFile(BearerTokenFileAuth):
 
 
 def read_config(kubeconfig: str, server: str = "") -> Access:
-    """Read the file, or the pod's service account where the name is empty.
+    """Read the file, or the pod's service account if the name is empty.
 
-    ``server`` is a URL that counts instead of the one that is found, or without any.
+    ``server`` is a URL that replaces the configured one, and works without any configuration.
 
     Raises:
-        ConfigError: it cannot be read, or says something that cannot be used.
+        ConfigError: the configuration cannot be read, or contains an invalid value.
     """
     if server:
         _check_url(server, "--master")
     where = f"--kubeconfig {kubeconfig}" if kubeconfig else "--kubeconfig is empty"
     try:
         access = _found(kubeconfig, server)
-    except Exception as exc:  # whatever a file can do to a parser, its author hears one sentence
+    except Exception as exc:  # any parser error becomes one line for the user
         raise ConfigError(f"{where}: {_explain(exc)}") from exc
     config = access.config
     _check(config, where)
-    # lightkube asserts that there is a user (an API on loopback may want none), and looks for a
-    # relative tokenFile where the program was started.
+    # lightkube asserts that there is a user (an API on loopback may need none), and resolves a
+    # relative tokenFile against the working directory.
     user = config.user or User()
     if user.token_file:
         user = msgspec.structs.replace(user, token_file=str(config.abs_file(user.token_file)))
@@ -93,7 +93,7 @@ def read_config(kubeconfig: str, server: str = "") -> Access:
 def _found(kubeconfig: str, server: str) -> Access:
     if not kubeconfig and server:
         alone = KubeConfig.from_server(server).get()
-        assert alone is not None  # it has one context, which is the current one
+        assert alone is not None  # it has exactly one context, the current one
         return Access(config=alone)
     access = _from_file(Path(kubeconfig).expanduser()) if kubeconfig else _in_cluster()
     if not server:
@@ -103,9 +103,9 @@ def _found(kubeconfig: str, server: str) -> Access:
 
 
 def connect(access: Access, kubeconfig: str, timeout: httpx2.Timeout) -> GenericAsyncClient:
-    """Load certificates and keys, and make a client; nothing is sent.
+    """Load certificates and keys, and create a client; nothing is sent.
 
-    HTTPS_PROXY and NO_PROXY count, but not for loopback, as in Go.
+    HTTPS_PROXY and NO_PROXY apply, but not for loopback, as in Go.
 
     Raises:
         ConfigError: a certificate, key or authentication method cannot be used.
@@ -116,16 +116,16 @@ def connect(access: Access, kubeconfig: str, timeout: httpx2.Timeout) -> Generic
     try:
         made = GenericAsyncClient(params, access.config)
         if user is not None and user.token_file:
-            made._client.auth = TokenFile(user.token_file)  # lightkube takes none from outside
+            made._client.auth = TokenFile(user.token_file)  # lightkube has no parameter for it
         return made
     except Exception as exc:  # certificates fail in many ways: ssl, base64, files
-        # lightkube writes keys to temporary files; they go now, not when garbage is collected.
+        # lightkube writes keys to temporary files; delete them now, not at garbage collection.
         traceback.clear_frames(exc.__traceback__)
         raise ConfigError(f"--kubeconfig {kubeconfig or '(in-cluster)'}: {_explain(exc)}") from exc
 
 
 def fingerprint(config: SingleConfig, kubeconfig: str) -> bytes:
-    """Digest the file and every file it names, to see whether any has changed."""
+    """Digest the file and every file it names, to detect changes."""
     digest = hashlib.sha256()
     user = config.user or User()
     named = (config.cluster.certificate_auth, user.client_cert, user.client_key)
@@ -163,10 +163,10 @@ def _in_cluster() -> Access:
     except OSError as exc:
         raise LightkubeError(f"{_NO_POD} ({exc.filename}: {exc.strerror})") from exc
     except LightkubeError as exc:
-        missing = exc.__cause__  # its own text begins with the number of the error
+        missing = exc.__cause__  # the exception's own text begins with the errno
         why = missing.filename if isinstance(missing, OSError) else exc
         raise LightkubeError(f"{_NO_POD} (no {why})") from exc
-    assert config is not None  # it has one context, which is the current one
+    assert config is not None  # it has exactly one context, the current one
     return Access(config=config)
 
 
@@ -189,7 +189,7 @@ def _check(config: SingleConfig, where: str) -> None:
 
 
 def _check_file(path: Path, what: str) -> None:
-    """Make sure that whoever opens a file by its name will neither wait nor read without end."""
+    """Make sure that opening the file will not block and that it has an end."""
     try:
         read_bytes(path, most_bytes=MOST_BYTES)
     except FileNotFoundError as exc:
@@ -202,14 +202,14 @@ def _check_url(server: str, where: str) -> None:
     try:
         url = urlsplit(server)
         works = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # brackets that do not match, or no number for a port
+    except ValueError:  # mismatched brackets, or an invalid port
         works = False
     if not works:
-        raise ConfigError(f"{where}: {server!r} is not the URL of a server")
+        raise ConfigError(f"{where}: {server!r} is not a server URL")
 
 
 def _explain(exc: Exception) -> str:
-    """Say what is wrong. A YAML error would quote the line, and the line may be a token."""
+    """Describe the error. A YAML error would quote the line, which may contain a token."""
     match exc:
         case yaml.MarkedYAMLError():
             line = f", line {exc.problem_mark.line + 1}" if exc.problem_mark else ""
@@ -217,7 +217,7 @@ def _explain(exc: Exception) -> str:
         case yaml.YAMLError() | UnicodeDecodeError():
             return "not YAML"
         case KeyError():
-            return f"no {exc.args[0]!r} in it"
+            return f"key {exc.args[0]!r} is missing"
         case TypeError() | AttributeError():
             return "not a kubeconfig"
         case msgspec.ValidationError():

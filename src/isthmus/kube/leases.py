@@ -1,11 +1,11 @@
-"""The Leases of servers: each keeps one (LeaseKeeper), and all are counted (LeaseCounter).
+"""The Leases of servers: LeaseKeeper maintains one, LeaseCounter counts them.
 
-A server's Lease is made, renewed, and deleted at the end; those of dead servers are collected.
-When the API is away the server goes on without; the Lease comes back with the API.
+A server creates and renews its Lease, and deletes it at the end; it also deletes those of dead
+servers. While the API is unreachable the server continues without; the Lease returns with the API.
 
-Agents count Leases to know how many servers to look for, and where. A Lease that is not renewed
-stops counting when its time is over, event or not. While the API is away the last count stands:
-servers cannot renew then either, and are no fewer for it.
+Agents count Leases to know how many servers to connect to, and where. A Lease that is not renewed
+stops counting when it expires, with or without an event. While the API is unreachable the last
+count stands, because servers cannot renew then either.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ _OK = 200
 _NOT_FOUND = 404
 _CONFLICT = 409
 _STOP_TIMEOUT_S = 3.0
-_SAME_S = 1e-3  # times travel in microseconds
+_SAME_S = 1e-3  # times are sent in microseconds
 _GONE = 410
 _CAP_S = 30.0
-_MIN_WATCH_S, _MAX_WATCH_S = 300.0, 600.0  # spread, or all agents would come back in step
-# Every server renews twice in a Lease's 30 seconds. Silence for longer than one renewal and a
-# bit, while servers are known, means a connection that died without a word: list again, before
+_MIN_WATCH_S, _MAX_WATCH_S = 300.0, 600.0  # random, so that agents do not reconnect at once
+# Every server renews twice in a Lease's 30 seconds. A silence of more than one renewal
+# interval, while servers are known, means a dead connection: list again, before
 # the Leases seem to expire.
 _TIMING = WatchTiming(silence_s=25.0)
 _MARGIN_S = 30.0  # the API ends a watch a little late
@@ -57,21 +57,21 @@ _log = logging.getLogger("isthmus.kube")
 
 
 class KeeperMetrics(Protocol):
-    """What a LeaseKeeper counts. A status of 0 means that the API gave no answer."""
+    """Metrics of a LeaseKeeper. A status of 0 means that the API did not answer."""
 
     def lease_listed(self, status: int, reason: str, seconds: float) -> None:
-        """Leases were listed, or could not be."""
+        """Leases were listed, or listing failed."""
 
     def lease_deleted(self, status: int, reason: str, seconds: float) -> None:
-        """An expired Lease was deleted, or could not be."""
+        """An expired Lease was deleted, or deleting it failed."""
 
     def lease_culled(self) -> None:
-        """The Lease of a dead server is gone, by our hand."""
+        """This program deleted the Lease of a dead server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseTiming:
-    """How long a Lease lasts, and how often it is renewed and others are collected."""
+    """How long a Lease lasts, and how often it is renewed and expired ones are collected."""
 
     duration_s: int = DURATION_S
     renew_s: float = RENEW_S
@@ -79,7 +79,7 @@ class LeaseTiming:
 
 
 class LeaseKeeper:
-    """Keeps the Lease of one server while ``run`` runs; ``stop`` takes it away."""
+    """Maintains the Lease of one server while ``run`` runs; ``stop`` deletes it."""
 
     def __init__(
         self,
@@ -92,12 +92,12 @@ class LeaseKeeper:
         timing: LeaseTiming | None = None,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """``labels`` mark our Lease, and are how those of other servers are found.
+        """``labels`` mark the Lease, and select those of other servers.
 
-        ``agent_address`` tells them where our agent port is; empty does not.
+        ``agent_address`` publishes the address of the agent port; empty does not.
 
         Raises:
-            ValueError: the server id cannot name a Lease.
+            ValueError: the server id cannot be used in a Lease name.
         """
         self.name = lease_name(server_id)
         self._leases = leases
@@ -108,18 +108,18 @@ class LeaseKeeper:
         self._timing = timing or LeaseTiming()
         self._now = now
         self._acquired_at = 0.0
-        self._version: str | None = None  # of the Lease as we wrote it; None: not ours (yet)
+        self._version: str | None = None  # of the Lease as last written; None: not held
 
     def __repr__(self) -> str:
         return f"<LeaseKeeper {self.name} {'held' if self._version else 'not held'}>"
 
     @property
     def held(self) -> bool:
-        """The Lease was written, and as far as we know nobody took it away."""
+        """Whether the Lease was written and, as far as known, still exists."""
         return self._version is not None
 
     async def run(self) -> None:
-        """Keep the Lease and collect dead ones, until cancelled."""
+        """Maintain the Lease and delete expired ones, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._keep(), name="lease:renew")
             tasks.create_task(self._collect(), name="lease:collect")
@@ -138,13 +138,13 @@ class LeaseKeeper:
             if exc.status in (_NOT_FOUND, _CONFLICT):
                 return
             why = str(exc)
-        log(_log, logging.WARNING, "lease is left to expire", lease=self.name, reason=why)
+        log(_log, logging.WARNING, "lease not deleted, it will expire", lease=self.name, reason=why)
 
     async def _release(self) -> None:
-        """Delete the Lease unless a successor of the same id has taken it over already.
+        """Delete the Lease unless a successor with the same id has already taken it over.
 
         It is read first: ``run`` may have been cancelled between a write and its answer, so the
-        version that we know need not be the last one that we wrote.
+        known version may not be the last one written.
         """
         if not self._acquired_at:
             return
@@ -167,7 +167,7 @@ class LeaseKeeper:
             await asyncio.sleep(delay_s)
 
     async def _renew(self) -> None:
-        """Write the Lease: over our own version of it, or else over whatever is there."""
+        """Write the Lease: replace our own version, or else any existing Lease."""
         if self._version is not None:
             try:
                 await self._replace(self._version)
@@ -186,7 +186,7 @@ class LeaseKeeper:
         except KubeError as exc:
             if exc.status != _CONFLICT:
                 raise
-            # Ours from before a restart, or one that somebody else wrote to.
+            # Ours from before a restart, or changed by another client.
             await self._replace((await self._leases.get(self.name)).resource_version)
         else:
             self._version = made.resource_version
@@ -214,7 +214,7 @@ class LeaseKeeper:
             try:
                 found = await self._list()
             except KubeError as exc:
-                # Nothing hurries: the next turn comes soon enough.
+                # Not urgent: the next turn will do.
                 outage.failed(exc)
                 continue
             outage.worked()
@@ -230,10 +230,14 @@ class LeaseKeeper:
             with _timed(self._metrics.lease_deleted):
                 await self._leases.delete(doomed)
         except KubeError as exc:
-            # Gone, or renewed after all; anything else is tried again at the next turn.
+            # Deleted, or renewed after all; any other failure is retried at the next turn.
             if exc.status not in (_NOT_FOUND, _CONFLICT):
                 log(
-                    _log, logging.WARNING, "expired lease stays", lease=doomed.name, reason=str(exc)
+                    _log,
+                    logging.WARNING,
+                    "cannot delete expired lease",
+                    lease=doomed.name,
+                    reason=str(exc),
                 )
         else:
             self._metrics.lease_culled()
@@ -242,7 +246,7 @@ class LeaseKeeper:
 
 @contextlib.contextmanager
 def _timed(observe: Callable[[int, str, float], None]) -> Iterator[None]:
-    """Tell how a call went and how long it took."""
+    """Report the result and duration of a call."""
     started = time.monotonic()
     try:
         yield
@@ -253,13 +257,13 @@ def _timed(observe: Callable[[int, str, float], None]) -> Iterator[None]:
 
 
 class CounterMetrics(Protocol):
-    """What a LeaseCounter counts. A status of 0 means that the API gave no answer."""
+    """Metrics of a LeaseCounter. A status of 0 means that the API did not answer."""
 
     def lease_listed(self, status: int, reason: str, seconds: float) -> None:
-        """Leases were listed, or could not be."""
+        """Leases were listed, or listing failed."""
 
     def lease_watched(self, status: int, reason: str) -> None:
-        """A watch was opened, or could not be."""
+        """A watch was opened, or opening it failed."""
 
 
 class LeaseCounter:
@@ -276,9 +280,9 @@ class LeaseCounter:
         timing: WatchTiming = _TIMING,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """``changed`` hears the count whenever it is another one, the first time included.
+        """``changed`` is called with the count when it changes, and the first time.
 
-        ``found`` hears likewise of the servers whose Leases say where they are, before that.
+        ``found`` is called likewise, before that, with the servers whose Leases have an address.
         """
         self._leases = leases
         self._selector = selector
@@ -299,7 +303,7 @@ class LeaseCounter:
 
     @property
     def count(self) -> int | None:
-        """How many servers have a valid Lease, at least 1; None until Leases were ever read."""
+        """The number of servers with a valid Lease, at least 1; None before the first listing."""
         return self._count
 
     async def run(self) -> None:
@@ -310,7 +314,7 @@ class LeaseCounter:
                 await asyncio.sleep(delay_s)
 
     async def _follow(self) -> float:
-        """List, then watch as long as that works; give the delay before the next time."""
+        """List, then watch as long as possible; return the delay before the next attempt."""
         self._heard = False
         try:
             version = await self._list()
@@ -318,16 +322,16 @@ class LeaseCounter:
                 before = version
                 version = await self._watch(version)
                 if version == before:
-                    # Whoever ends watches at once is not to be asked in a tight loop.
+                    # An API that ends watches at once must not cause a tight loop.
                     await asyncio.sleep(self._outage.pause_s())
         except TimeoutError:
-            return 0.0  # too quiet to be true
+            return 0.0  # suspiciously silent
         except KubeError as exc:
             if exc.status == _GONE and self._heard:
-                return 0.0  # where we were has aged out: simply list again
+                return 0.0  # the version expired: list again
             return self._outage.failed(exc)
         finally:
-            # Until Leases can be read again nobody knows who renewed; the count stands.
+            # Until Leases can be read again it is unknown who renewed; the count stands.
             self._disarm()
 
     async def _list(self) -> str:
@@ -343,18 +347,18 @@ class LeaseCounter:
         return found.resource_version
 
     async def _watch(self, version: str) -> str:
-        """Follow one watch to its end; give the version that it came to.
+        """Follow one watch to its end; return the last version.
 
         Raises:
-            TimeoutError: nothing came for longer than servers are ever quiet.
-            KubeError: it could not be opened, or broke.
+            TimeoutError: a longer silence than servers ever cause.
+            KubeError: the watch could not be opened, or broke.
         """
         loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
             events = await self._open(stack, version)
             async with asyncio.timeout(self._patience_s()) as quiet:
                 async for event in events:
-                    # An event, and not a mere answer, ends an outage: some APIs accept every
+                    # Only an event ends an outage, not a mere answer: some APIs accept every
                     # watch and then break it.
                     self._heard = True
                     self._outage.worked()
@@ -392,7 +396,7 @@ class LeaseCounter:
         self._recount()
 
     def _recount(self) -> None:
-        """Tell the count if it is another one, and look again when the next Lease expires."""
+        """Report the count if it changed, and recount when the next Lease expires."""
         self._disarm()
         now = self._now()
         ends = next_expiry(self._known.values(), now=now)

@@ -1,4 +1,4 @@
-"""Lists of objects page by page, and watches of them, for any resource that lightkube knows.
+"""Lists objects page by page, and watches them, for any resource that lightkube knows.
 
 Imports lightkube's models: reached only through ``opening.open_kube``.
 """
@@ -24,9 +24,9 @@ T = TypeVar("T")
 
 
 class LightSource(Generic[T]):
-    """The objects of one resource, of all namespaces, that selectors let through.
+    """The objects of one resource, in all namespaces, filtered by selectors.
 
-    ``read`` makes an item of an object's JSON, and raises ValueError if it makes no sense.
+    ``read`` makes an item from an object's JSON, and raises ValueError if it is invalid.
     """
 
     def __init__(
@@ -53,9 +53,9 @@ class LightSource(Generic[T]):
         return f"<LightSource {self._what}>"
 
     async def list(self) -> Listing[T]:
-        """Read all of them, page by page: an answer has a bound.
+        """Read all objects, page by page, because the size of an answer is limited.
 
-        Pages get shorter where objects are so large that the bound is met.
+        Pages get smaller if large objects make an answer exceed the limit.
         """
         items: list[T] = []
         token, size = "", self._page
@@ -81,13 +81,12 @@ class LightSource(Generic[T]):
             token = page.metadata.continue_ or ""
             if not token:
                 return Listing(items=items, resource_version=page.metadata.version or "")
-        raise KubeError(f"cannot list {self._what}: there are more than {_MOST_OBJECTS}")
+        raise KubeError(f"cannot list {self._what}: more than {_MOST_OBJECTS} objects")
 
     @contextlib.asynccontextmanager
     async def watch(
         self, *, after: str, timeout_s: float
     ) -> AsyncIterator[AsyncIterator[WatchEvent[T]]]:
-        """Hear of every change after a version."""
         params = {
             **self._selectors,
             "resourceVersion": after,
@@ -103,19 +102,19 @@ class LightSource(Generic[T]):
         try:
             return [self._read(each) for each in page.items or ()]
         except (msgspec.MsgspecError, ValueError) as exc:
-            text = f"cannot list {self._what}: the answer of {self._client.server} makes no sense"
+            text = f"cannot list {self._what}: cannot decode the answer of {self._client.server}"
             raise KubeError(text) from exc
 
     def _event(self, line: bytes) -> WatchEvent[T]:
-        """Read one line of a watch.
+        """Read one event of a watch.
 
         Raises:
-            KubeError: the API ends the watch with an error, such as 410 for a version too old.
+            KubeError: the API ended the watch with an error, such as 410 for an expired version.
         """
         event = msgspec.json.decode(line, type=_Event)
         if event.type == "ERROR":
             status = msgspec.json.decode(event.object, type=Status)
-            detail = status.message or status.reason or "the API gave up"
+            detail = status.message or status.reason or "no reason given"
             raise KubeError(
                 f"cannot watch {self._what}: {detail}",
                 status=status.code or 0,
@@ -140,7 +139,7 @@ class _Object(msgspec.Struct):
 
 
 class _Page(msgspec.Struct):
-    # Items are read one by one: a page of them, decoded whole, would be there twice.
+    # Items are decoded one by one: a page decoded as a whole would be in memory twice.
     metadata: _Meta = msgspec.field(default_factory=_Meta)
     items: list[msgspec.Raw] | None = None
 

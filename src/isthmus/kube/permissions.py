@@ -1,6 +1,6 @@
-"""Whether the Kubernetes API answers, at what time of its own, and what we may do there.
+"""Whether the Kubernetes API answers, its clock, and what we may do there.
 
-Asked by ``isthmus doctor``; the programs themselves find out by doing. Imports lightkube.
+Used by ``isthmus doctor``; the programs simply try. Imports lightkube.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from isthmus.kube.kubeconfig import connect, read_config
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiSeen:
-    """An API server that answered; ``date`` is its own time, None if it did not say."""
+    """An API server that answered; ``date`` is its own time, None if unknown."""
 
     server: str
     status: int
@@ -32,7 +32,7 @@ class ApiSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Permission:
-    """Something that one may be allowed to do; an empty namespace is all of them."""
+    """A permission to check; an empty namespace means all namespaces."""
 
     verb: str
     resource: str
@@ -45,11 +45,11 @@ class Permission:
 
 
 async def look_at_api(kubeconfig: str, *, server: str = "", timeout_s: float) -> ApiSeen:
-    """Ask for the version, with whatever answer.
+    """Request the version; any answer counts.
 
     Raises:
         ConfigError: the kubeconfig cannot be used.
-        KubeError: nobody answered.
+        KubeError: no answer.
     """
     access = read_config(kubeconfig, server)
     generic = connect(access, kubeconfig, httpx2.Timeout(timeout_s))
@@ -72,11 +72,11 @@ async def look_at_api(kubeconfig: str, *, server: str = "", timeout_s: float) ->
 async def may(
     kubeconfig: str, asked: Sequence[Permission], *, server: str = "", timeout_s: float
 ) -> list[bool]:
-    """Ask for each permission whether we have it (SelfSubjectAccessReview).
+    """Check for each permission whether we have it (SelfSubjectAccessReview).
 
     Raises:
         ConfigError: the kubeconfig cannot be used.
-        KubeError: the API does not answer, or does not know us.
+        KubeError: the API does not answer, or rejects our credentials.
     """
     async with _client(kubeconfig, server, timeout_s) as client:
         return [await _allowed(client, one) for one in asked]
@@ -94,7 +94,7 @@ async def _allowed(client: KubeClient, one: Permission) -> bool:
         )
     )
     answer = await client.call(
-        f"ask whether we may {one}",
+        f"check the permission to {one}",
         SelfSubjectAccessReview,
         "post",
         SelfSubjectAccessReview,

@@ -1,6 +1,6 @@
-"""Leases, token reviews and Services as lightkube writes and reads them: values in, values out.
+"""Leases, token reviews and Services as lightkube reads and writes them: values in, values out.
 
-Imports lightkube: reached only through ``opening.open_kube``, and by who asks for
+Imports lightkube: reached only through ``opening.open_kube``, and by callers of
 ``kubernetes_endpoints``.
 """
 
@@ -43,15 +43,12 @@ class LightKube:
         self.tokens: TokenReviews = LightTokenReviews(client)
 
     def leases(self, namespace: str) -> LightLeases:
-        """Give the Leases of a namespace."""
         return LightLeases(self.client, namespace)
 
     def services(self) -> LightServices:
-        """Give the Services of all namespaces."""
         return LightServices(self.client)
 
     async def close(self) -> None:
-        """Drop every connection."""
         await self.client.close()
 
 
@@ -68,7 +65,6 @@ class LightLeases:
         self._namespace = namespace
 
     async def list(self, selector: str) -> LeaseListing:
-        """Read all that the label selector matches."""
         found = await self._client.call(
             "list Leases",
             LeaseList,
@@ -87,7 +83,6 @@ class LightLeases:
     async def watch(
         self, selector: str, *, after: str, timeout_s: float
     ) -> AsyncIterator[AsyncIterator[LeaseEvent]]:
-        """Hear of every change after a version."""
         params = {
             "labelSelector": selector,
             "resourceVersion": after,
@@ -100,19 +95,15 @@ class LightLeases:
             yield events
 
     async def get(self, name: str) -> Lease:
-        """Read one."""
         return await self._call("read", "get", name=name)
 
     async def create(self, draft: LeaseDraft) -> Lease:
-        """Write a new one."""
         return await self._call("create", "post", obj=self._resource(draft, None))
 
     async def replace(self, draft: LeaseDraft, *, resource_version: str) -> Lease:
-        """Write over one, if it is still at that version."""
         return await self._call("renew", "put", obj=self._resource(draft, resource_version))
 
     async def delete(self, doomed: Doomed) -> None:
-        """Delete one, if it is still at that version."""
         only = Preconditions(resourceVersion=doomed.resource_version or None)
         await self._client.call(
             f"delete Lease {doomed.name}",
@@ -154,20 +145,19 @@ class LightLeases:
 
 
 class LightTokenReviews:
-    """Asks the API whose a token is."""
+    """Asks the API for the owner of a token."""
 
     def __init__(self, client: KubeClient) -> None:
         self._client = client
 
     async def review(self, token: str, audience: str) -> TokenStatus:
-        """Ask for one audience."""
         asked = TokenReview(spec=TokenReviewSpec(token=token, audiences=[audience]))
         answer = await self._client.call(
             "review a token", TokenReview, "post", TokenReview, obj=asked
         )
         status = answer.status
         if status is None:
-            raise KubeError("cannot review a token: the API answered without a status")
+            raise KubeError("cannot review a token: the API's answer has no status")
         user = status.user
         return TokenStatus(
             authenticated=bool(status.authenticated),
@@ -188,16 +178,16 @@ def _extra(given: dict[str, object] | None) -> dict[str, tuple[str, ...]]:
 
 
 def _event(line: bytes) -> LeaseEvent:
-    """Read one line of a watch.
+    """Read one event of a watch.
 
     Raises:
-        KubeError: the API ends the watch with an error, such as 410 for a version too old.
+        KubeError: the API ended the watch with an error, such as 410 for an expired version.
     """
     event = msgspec.json.decode(line, type=_Event)
     if event.type == "ERROR":
         status = msgspec.json.decode(event.object, type=Status)
         raise KubeError(
-            f"cannot watch Leases: {status.message or status.reason or 'the API gave up'}",
+            f"cannot watch Leases: {status.message or status.reason or 'no reason given'}",
             status=status.code or 0,
             reason=status.reason or "",
         )
@@ -220,7 +210,7 @@ def _lease(metadata: ObjectMeta | None, spec: LeaseSpec | None) -> Lease:
 
 
 def _micro_time(at: float) -> datetime:
-    """Write a time as Go's MicroTime reads it: with six digits, which a whole second would lack."""
+    """Write a time for Go's MicroTime, which requires six digits even for a whole second."""
     time = datetime.fromtimestamp(at, UTC)
     return time if time.microsecond else datetime.fromtimestamp(at + _MICROSECOND_S, UTC)
 
@@ -232,7 +222,6 @@ class LightServices(LightSource[Service]):
         super().__init__(client, ServiceResource, "Services", _read)
 
     async def get(self, at: ServiceName) -> Service:
-        """Read one."""
         found = await self._client.call(
             f"read Service {at}",
             ServiceResource,
@@ -258,7 +247,7 @@ def _service(metadata: ObjectMeta | None, spec: ServiceSpec | None) -> Service:
     given = spec.clusterIPs or ([spec.clusterIP] if spec.clusterIP else [])
     return Service(
         at=at,
-        addresses=tuple(each for each in given if is_address(each)),  # "None" is headless
+        addresses=tuple(each for each in given if is_address(each)),  # "None" means headless
         ports=tuple(
             (port.name or "", port.port)
             for port in spec.ports or ()
@@ -272,7 +261,7 @@ _FORBIDDEN, _MISSING = 403, 404
 
 
 async def kubernetes_endpoints(kubeconfig: str, *, timeout_s: float) -> tuple[HostPort, ...]:
-    """Ask for the EndpointSlice, or where that is not permitted the Endpoints.
+    """Read the EndpointSlice of kubernetes, or its Endpoints if that is not permitted.
 
     Nodes may read the one, node proxies the other.
 

@@ -1,7 +1,7 @@
-"""Counting servers by their Leases: names, validity, labels, and which ones are rubbish.
+"""Counting servers by their Leases: names, validity, labels, and which ones to delete.
 
-Every server keeps one Lease and renews it; agents count the valid ones. Times are seconds since
-the epoch and come in as arguments. Reading and writing Leases is kube/.
+Every server maintains one Lease; agents count the valid ones. Times are seconds since
+the epoch and are passed in. Reading and writing Leases is kube/.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from isthmus.wire.alpn import is_askable
 DURATION_S = 30
 RENEW_S = 15.0
 COLLECT_S = 15.0
-#: Where a server's agent port is for the other servers.
+#: The annotation with the address of a server's agent port, for the other servers.
 ADDRESS_ANNOTATION = "isthmus.dev/agent-address"
 
 _PREFIX = "konnectivity-proxy-server-"
@@ -32,10 +32,10 @@ _BINARY = re.compile(r"([^=!<>]+?)\s*(==|!=|=|<|>)(.*)", re.DOTALL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """One server's Lease, as much of it as counts.
+    """The relevant fields of one server's Lease.
 
-    ``renewed_at`` is renewTime, or acquireTime where that is missing; None when both are.
-    ``agent_address`` is what the annotation says, empty without one.
+    ``renewed_at`` is renewTime, or acquireTime without it; None without both.
+    ``agent_address`` is the annotation's value, empty without one.
     """
 
     name: str
@@ -48,13 +48,13 @@ class Lease:
 
     @property
     def expires_at(self) -> float | None:
-        """When it ends; None for a Lease that never says, which is not valid at any time."""
+        """When it expires; None if the Lease does not say, which makes it never valid."""
         if self.renewed_at is None or self.duration_s is None:
             return None
         return self.renewed_at + self.duration_s
 
     def is_valid(self, *, now: float) -> bool:
-        """Tell whether its server renewed it in time."""
+        """Whether its server renewed it in time."""
         ends = self.expires_at
         return ends is not None and ends > now
 
@@ -68,47 +68,47 @@ class Doomed:
 
 
 def lease_name(server_id: ServerId) -> str:
-    """Name the Lease of a server.
+    """The name of a server's Lease.
 
     Raises:
-        ValueError: the id has characters that no Lease can have in its name.
+        ValueError: the id has characters that a Lease name cannot have.
     """
     name = _PREFIX + server_id
     if len(name) > _MAX_NAME_CHARS or not _SUBDOMAIN.fullmatch(name):
         raise ValueError(
-            f"server id {server_id!r} cannot name a Lease: use lower-case letters,"
+            f"server id {server_id!r} cannot be used in a Lease name: use lower-case letters,"
             f" digits, '-' and '.', at most {_MAX_NAME_CHARS - len(_PREFIX)} characters"
         )
     return name
 
 
 def count_valid(leases: Iterable[Lease], *, now: float) -> int:
-    """How many servers there are; at least one, since somebody has to be connected."""
+    """The number of servers, at least one, because an agent needs a server."""
     return max(1, sum(lease.is_valid(now=now) for lease in leases))
 
 
 def addresses(leases: Iterable[Lease], *, now: float) -> dict[ServerId, HostPort]:
-    """The servers that say where other servers reach their agent port; nonsense is passed over."""
+    """The published agent addresses of the servers; invalid ones are skipped."""
     found: dict[ServerId, HostPort] = {}
     for lease in leases:
         if lease.agent_address and lease.is_valid(now=now) and is_askable(lease.holder):
             try:
                 found[ServerId(lease.holder)] = HostPort.parse(lease.agent_address)
             except ValueError:
-                continue  # somebody else's spelling is no reason to lose the others
+                continue  # one invalid address must not hide the others
     return found
 
 
 def next_expiry(leases: Iterable[Lease], *, now: float) -> float | None:
-    """When the count will fall if nobody renews; None when nothing is valid."""
+    """When the count will drop unless a Lease is renewed; None if none is valid."""
     ends = (lease.expires_at for lease in leases)
     return min((end for end in ends if end is not None and end > now), default=None)
 
 
 def expired(leases: Iterable[Lease], *, now: float, own: str) -> list[Doomed]:
-    """Which Leases nobody holds any more; never our ``own``, which is renewed or made again.
+    """Leases without a living holder; never our ``own``, which is renewed or created again.
 
-    A Lease that does not say when it ends is left alone: it may be somebody else's.
+    A Lease without an expiry is left alone: it may belong to another program.
     """
     return [
         Doomed(name=lease.name, resource_version=lease.resource_version)
@@ -118,11 +118,11 @@ def expired(leases: Iterable[Lease], *, now: float, own: str) -> list[Doomed]:
 
 
 def server_count(announced: int, leases: int | None, source: str) -> int:
-    """How many servers an agent looks for.
+    """The number of servers that an agent connects to.
 
-    ``announced`` is the most that any server said (0: none said anything), ``leases`` the count
-    by Leases (None: not counted). By default Leases win where they are counted; with the source
-    ``max`` the larger of both.
+    ``announced`` is the largest number that a server announced (0: none did), ``leases`` the
+    number of Leases (None: not counted). By default Leases win if they are counted; with the source
+    ``max`` the larger number wins.
     """
     said = max(1, announced)
     if leases is None:
@@ -131,10 +131,10 @@ def server_count(announced: int, leases: int | None, source: str) -> int:
 
 
 def parse_labels(text: str) -> dict[str, str]:
-    """Read ``key=value,key=value``, the labels that a server gives its Lease.
+    """Read ``key=value,key=value``, the labels of a server's Lease.
 
     Raises:
-        ValueError: not such pairs, a key or value that no label can have, or a key twice.
+        ValueError: not such pairs, an invalid key or value, or a repeated key.
     """
     labels: dict[str, str] = {}
     for part in text.split(","):
@@ -144,25 +144,25 @@ def parse_labels(text: str) -> dict[str, str]:
         _check_key(key)
         _check_value(value)
         if key in labels:
-            raise ValueError(f"{key!r} is there twice")
+            raise ValueError(f"{key!r} is repeated")
         labels[key] = value
     return labels
 
 
 def to_selector(labels: dict[str, str]) -> str:
-    """Write labels as the selector that finds them."""
+    """Write labels as a selector that matches them."""
     return ",".join(f"{key}={value}" for key, value in labels.items())
 
 
 def check_selector(text: str) -> str:
-    """Check a label selector (``k8s-app=x,!old,zone in (a,b)``) and give it without blanks around.
+    """Check a label selector (``k8s-app=x,!old,zone in (a,b)``) and strip it.
 
     Raises:
-        ValueError: it is not one; or it is empty and would count every Lease there is.
+        ValueError: invalid, or empty, which would count every Lease.
     """
     text = text.strip()
     if not text:
-        raise ValueError("empty, and would count every Lease of the namespace")
+        raise ValueError("empty: this would count every Lease of the namespace")
     for part in _COMMAS.split(text):
         _check_requirement(part.strip())
     return text
@@ -189,9 +189,9 @@ def _check_key(key: str) -> None:
         not slash or (len(prefix) <= _MAX_NAME_CHARS and _SUBDOMAIN.fullmatch(prefix))
     )
     if not good:
-        raise ValueError(f"{key!r} is not the key of a label")
+        raise ValueError(f"{key!r} is not a valid label key")
 
 
 def _check_value(value: str) -> None:
     if value and not _WORD.fullmatch(value):
-        raise ValueError(f"{value!r} is not the value of a label")
+        raise ValueError(f"{value!r} is not a valid label value")

@@ -1,7 +1,7 @@
-"""The Services of a cluster, listed once and then watched; looked up without asking anybody.
+"""The Services of a cluster, listed once and then watched, for lookups without a request.
 
-While the API is away, what was last known stands. Where listing is forbidden each Service is read
-when it is wanted, which is all that HyperShift's sidecars ever do, and remembered for a while.
+While the API is unreachable, the last known state stands. If listing is forbidden, each Service
+is read when needed, which is all that HyperShift's sidecars ever do, and cached for a while.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.kube.api import Change, Services
 from isthmus.kube.following import FIRST_RETRY_S, SILENCE_S, Follower
 from isthmus.text.addresses import reached_address
 
-#: How long a lookup waits for the first listing, and how long what was read one by one is kept.
+#: How long a lookup waits for the first listing, and how long Services read one by one are cached.
 FIRST_LISTING_S = 5.0
 _KEEP_S = 30.0
 _MOST_KEPT = 4096
@@ -27,7 +27,7 @@ _FORBIDDEN = frozenset({401, 403})
 
 
 class ServiceWatch:
-    """Knows the Services of a cluster while ``run`` runs."""
+    """Keeps the Services of a cluster up to date while ``run`` runs."""
 
     def __init__(
         self,
@@ -67,24 +67,24 @@ class ServiceWatch:
 
     @property
     def forbidden(self) -> bool:
-        """The API does not let us list: each Service is asked for."""
+        """Whether listing is forbidden, so that each Service is read on demand."""
         return self._error is not None and self._error.status in _FORBIDDEN and not self.listed
 
     def known(self, at: ServiceName) -> Service | None:
-        """A Service, as far as is known without asking."""
+        """A Service, if it is known without a request."""
         return self._known.get(at)
 
     def has_address(self, address: str) -> bool:
-        """The address, however it is written, is a cluster IP of a Service."""
+        """Whether the address, in any spelling, is a cluster IP of a Service."""
         return str(reached_address(address)) in self._addresses
 
     async def find(self, at: ServiceName) -> Service | None:
-        """Find a Service; None when there is none.
+        """Find a Service; None if it does not exist.
 
-        Waits, a little, for a first listing that is under way, and never for a second one.
+        Waits briefly for a first listing in progress, and never for a second one.
 
         Raises:
-            KubeError: the API has never been able to say.
+            KubeError: the API has never answered.
         """
         if not self.listed and not self._tried.is_set():
             try:
@@ -135,7 +135,7 @@ class ServiceWatch:
     def _take(self, change: Change, service: Service) -> None:
         old = self._known.pop(service.at, None)
         for address in old.addresses if old is not None else ():
-            # Unless another Service has got the address in the meantime.
+            # Unless another Service has taken the address in the meantime.
             if self._addresses.get(address) == service.at:
                 del self._addresses[address]
         if change is not Change.DELETED:

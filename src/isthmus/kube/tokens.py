@@ -1,10 +1,10 @@
-"""Agent authentication by service account token: what the API says of it, and what we make of that.
+"""Agent authentication by service account token: the API's review, and our verdict on it.
 
-A token is never logged and not kept here. Verdicts are remembered for seconds by its hash: accepted
-ones because thousands of agents that lost a server come back at once and would drown the API,
-rejections because whoever was rejected comes again at once. The API's time is divided fairly by
-where tokens come from (net/rules_slots.py): whoever sends many that are no good waits for itself.
-Tokens of agents that are linked are kept, and asked about again, by programs/server/admission.py.
+A token is never logged and not kept here. Verdicts are cached for seconds by the token's hash:
+accepted ones because thousands of agents that lost a server reconnect at once and would overload
+the API, rejected ones because rejected agents retry at once. Reviews are divided fairly between
+the sources of tokens (net/rules_slots.py): a source that sends many bad tokens delays only itself.
+programs/server/admission.py keeps the tokens of linked agents and reviews them again.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from isthmus.values import Identity
 
 IDENTITY_KIND = "token"
 
-#: The source of questions about agents that are linked; no address is called so.
+#: The source of reviews of linked agents, distinct from any address.
 LINKED = "linked agents"
 
 _MAX_REASON_CHARS = 300
 _BLANK = "[redacted]"
 _POD = "authentication.kubernetes.io/pod-name"
 _NODE = "authentication.kubernetes.io/node-name"
-# The API will not say otherwise tomorrow: the request itself was wrong, not its moment.
+# Retrying will not help: the request itself was wrong.
 _REFUSALS = frozenset({400, 413, 422})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accepted:
-    """The token is of the account we expect; the identity carries its groups.
+    """The token belongs to the expected account; the identity carries its groups.
 
-    ``pod`` and ``node`` are what the token was bound to, empty where it was not.
+    ``pod`` and ``node`` are those that the token is bound to, empty if it is not.
     """
 
     identity: Identity
@@ -49,10 +49,10 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
-    """The token is not good; the reason is a sentence without the token.
+    """The token was rejected; the reason does not contain the token.
 
-    ``judged``: the API looked at the token. Otherwise it took no such question, which says nothing
-    of an agent that was let in before.
+    ``judged``: the API examined the token. Otherwise it refused the request, which does not
+    affect an agent that was admitted before.
     """
 
     reason: str
@@ -61,14 +61,14 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unavailable:
-    """The API could not be asked: whoever waits tries again later, and who is in stays in."""
+    """The API did not answer: waiting agents retry later, and linked agents stay."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowded:
-    """The API was not asked: too many tokens of the same source wait already."""
+    """The API was not asked: too many tokens of the same source are waiting."""
 
     reason: str = "too many tokens from the same address wait for their review"
 
@@ -79,7 +79,7 @@ Kept = TypeVar("Kept", Accepted, Rejected)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """Whose tokens are accepted, and for which audience they have to be made."""
+    """The account and the audience of accepted tokens."""
 
     audience: str
     namespace: str
@@ -87,18 +87,18 @@ class Expected:
 
     @property
     def username(self) -> str:
-        """The name that the API gives the service account."""
+        """The user name of the service account in the API."""
         return f"system:serviceaccount:{self.namespace}:{self.service_account}"
 
 
 def judge(status: TokenStatus, expected: Expected) -> Accepted | Rejected:
-    """Hold what the API says of a token against what is expected."""
+    """Compare the API's review of a token with the expected account and audience."""
     if not status.authenticated:
         why = f": {status.error}" if status.error else ""
         return Rejected(reason=f"the Kubernetes API does not accept the token{why}")
-    # An API that ignores audiences returns none, and would take any token of the account for ours.
+    # An API that ignores audiences returns none, and would accept any token of the account.
     if expected.audience not in status.audiences:
-        theirs = ", ".join(status.audiences) or "nobody in particular"
+        theirs = ", ".join(status.audiences) or "no audience"
         return Rejected(reason=f"the token is for {theirs}, not for {expected.audience}")
     if status.username != expected.username:
         return Rejected(reason=f"the token is of {status.username!r}, not of {expected.username}")
@@ -115,7 +115,7 @@ def _only(status: TokenStatus, key: str) -> str:
 
 
 class _Memory(Generic[Kept]):
-    """A bounded number of recent verdicts, by the hash of the token."""
+    """A bounded cache of recent verdicts, by the hash of the token."""
 
     def __init__(self, keep_s: float, most: int, clock: Callable[[], float]) -> None:
         self._keep_s = keep_s
@@ -127,12 +127,12 @@ class _Memory(Generic[Kept]):
         return len(self._kept)
 
     def recall(self, key: bytes) -> Kept | None:
-        """The verdict, while it is remembered."""
+        """The cached verdict, if any."""
         until, verdict = self._kept.get(key, (0.0, None))
         return verdict if until > self._clock() else None
 
     def remember(self, key: bytes, verdict: Kept) -> None:
-        """Keep a verdict, and drop what is over or too much."""
+        """Cache a verdict, and drop expired or surplus ones."""
         now = self._clock()
         self._kept.pop(key, None)
         self._kept[key] = (now + self._keep_s, verdict)
@@ -144,7 +144,7 @@ class _Memory(Generic[Kept]):
 
 
 class _Review:
-    """A token that waits for the API, or is being asked about."""
+    """A token that waits for its review, or is being reviewed."""
 
     __slots__ = ("also", "asking", "key", "source", "token", "verdict", "waiters")
 
@@ -155,13 +155,13 @@ class _Review:
         self.verdict: asyncio.Future[Reviewed] = asyncio.get_running_loop().create_future()
         self.waiters = 0
         self.asking: asyncio.Task[None] | None = None
-        self.also: list[_Review] = []  # of the same token, from elsewhere
+        self.also: list[_Review] = []  # of the same token, from other sources
 
     def __repr__(self) -> str:
         return f"<review for {self.source}>"  # never the token itself
 
     def answer(self, verdict: Reviewed) -> None:
-        """Tell everybody who waits."""
+        """Report the verdict to all waiters."""
         for review in (self, *self.also):
             if not review.verdict.done():
                 review.verdict.set_result(verdict)
@@ -169,7 +169,7 @@ class _Review:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReviewLimits:
-    """How many tokens are asked about at once, how many wait, and what is remembered."""
+    """Limits of concurrent reviews, waiting tokens and cached verdicts."""
 
     max_at_once: int = 16
     max_per_source: int = 8
@@ -186,7 +186,7 @@ _LIMITS = ReviewLimits()
 class TokenReviewer:
     """Reviews tokens: a bounded number at once, fair by source, each at most once in a few seconds.
 
-    The same token is asked about once, however many wait for it.
+    A token is reviewed once, however many callers wait for it.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class TokenReviewer:
             waiting_of_one=limits.max_waiting_per_source,
         )
         self._accepted: _Memory[Accepted] = _Memory(limits.remember_s, limits.max_remembered, clock)
-        # Apart, so that no number of bad tokens makes a good one forgotten.
+        # Separate, so that bad tokens cannot evict good ones.
         self._rejected: _Memory[Rejected] = _Memory(limits.remember_s, limits.max_rejections, clock)
         self._waiting: dict[tuple[str, bytes], _Review] = {}
         self._asking: dict[bytes, _Review] = {}
@@ -215,15 +215,15 @@ class TokenReviewer:
         return f"<TokenReviewer {self._expected.username} for {self._expected.audience}>"
 
     async def review(self, token: str, source: str = "") -> Reviewed:
-        """Ask whose the token is. Never raises, and every request to the API has a deadline.
+        """Review a token. Never raises, and every request to the API has a deadline.
 
-        ``source`` is where it comes from. Whoever stops waiting gives its place back.
+        ``source`` is where the token comes from. A caller that stops waiting frees its slot.
         """
         token = token.strip()
         if not token:
             return Rejected(reason="the token is empty")
         if len(token) > MOST_CHARS or not token.isascii() or not token.isprintable():
-            return Rejected(reason="this is not a token: too long, or not plain characters")
+            return Rejected(reason="not a token: too long, or invalid characters")
         key = hashlib.sha256(token.encode()).digest()
         known = self._recall(key)
         if known is not None:
@@ -241,10 +241,10 @@ class TokenReviewer:
                 self._forget(review)
 
     def close(self) -> None:
-        """Ask nothing more; whoever waits is told that the API cannot be asked."""
+        """Stop reviewing; waiters receive Unavailable."""
         for review in list(self._waiting.values()):
             self._forget(review)
-            review.answer(Unavailable(reason="the server stops"))
+            review.answer(Unavailable(reason="the server is stopping"))
         for review in list(self._asking.values()):
             if review.asking is not None:
                 review.asking.cancel()
@@ -264,12 +264,12 @@ class TokenReviewer:
             del self._waiting[review.source, review.key]
 
     def _begin(self) -> None:
-        """Ask about those whose turn it is."""
+        """Start the reviews whose turn it is."""
         while (review := self._turns.begin()) is not None:
             self._forget(review)
             known, asked = self._recall(review.key), self._asking.get(review.key)
             if known is not None or asked is not None:
-                # Somebody from elsewhere came with the same one: that is nobody's turn.
+                # Another source sent the same token: that uses no turn.
                 self._turns.over(review.source)
                 if known is not None:
                     review.answer(known)
@@ -282,7 +282,7 @@ class TokenReviewer:
             )
 
     async def _ask_for(self, review: _Review) -> None:
-        verdict: Reviewed = Unavailable(reason="the server stops")
+        verdict: Reviewed = Unavailable(reason="the server is stopping")
         try:
             verdict = await self._ask(review.token)
         finally:
@@ -296,7 +296,7 @@ class TokenReviewer:
             self._begin()
 
     async def _ask(self, token: str) -> Reviewed:
-        # Whoever is behind the API may quote what it was given: that is cut out of every reason.
+        # An authenticator behind the API may quote the token: it is removed from every reason.
         try:
             status = await self._reviews.review(token, self._expected.audience)
         except KubeError as exc:

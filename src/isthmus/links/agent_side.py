@@ -1,4 +1,4 @@
-"""The agent's side of a link: connects, says Hello, waits for Welcome, takes dials."""
+"""The agent's side of a link: connects, sends Hello, waits for Welcome, accepts dials."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _MAX_IDS = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentGreeting:
-    """What an agent says of itself; ``process`` is what its connection ids begin with."""
+    """What an agent says about itself; ``process`` is the prefix of its connection ids."""
 
     agent_id: AgentId
     identifiers: str = ""
@@ -69,14 +69,14 @@ def _unheard() -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerHooks:
-    """Who hears what of the links to servers.
+    """Callbacks for the events of links to servers.
 
-    ``claim(link)`` is asked when the server has said its id, before any dial is taken; False
-    makes the link ``spare``: it drains from the beginning, and what the server asked before it
-    knew is reset without an answer, so that it asks again elsewhere; konnectivity's protocol
-    cannot say that, there it is served. ``on_membership()`` hears that ``server_count`` or
-    ``servers``, the ids of all of them as far as this one knows, changed, or that the server said
-    that it drains, at ``drained_at``.
+    ``claim(link)`` is called when the server has sent its id, before any dial is accepted; False
+    makes the link ``spare``: it drains from the beginning, and dials that the server sent before it
+    knew are reset without an answer, so that the server tries elsewhere; konnectivity's protocol
+    cannot express that, so there they are served. ``on_membership()`` is called when
+    ``server_count`` or ``servers``, the ids of all servers that this one knows, changed, or when
+    the server announced that it drains, at ``drained_at``.
     """
 
     on_dial: Callable[[Incoming], None]
@@ -88,7 +88,7 @@ class ServerHooks:
 class LinkOpening:
     """How one connection is opened: the certificate's name, the greeting, and the ALPN names.
 
-    ``alpn`` is what to offer this time; empty leaves it to the context.
+    ``alpn`` is the offer for this connection; empty leaves it to the context.
     """
 
     context: ssl.SSLContext
@@ -100,8 +100,8 @@ class LinkOpening:
 class ServerLink(Link):
     """A link to a server, as an agent sees it.
 
-    ``features`` is what the server says that it can do; None: it says nothing, as konnectivity's
-    own, or it has not said welcome yet.
+    ``features`` are the features that the server announced; None: none announced, as with
+    konnectivity's own, or no welcome yet.
     """
 
     divides = True
@@ -115,7 +115,7 @@ class ServerLink(Link):
         self.features: frozenset[str] | None = None
         self.spare = False
         self.drained_at: float | None = None
-        self.was_asked_for = False  # by its id, so that another server may have handed us on
+        self.was_asked_for = False  # by id, so another server may have handed the connection on
         self.opening = opening
         self._hooks = hooks
         self.welcomed: asyncio.Future[None] = terms.loop.create_future()
@@ -144,7 +144,7 @@ class ServerLink(Link):
 
     @override
     def choose_talk(self, alpn: str | None) -> MuxAgentTalk | GrpcAgentTalk:
-        """Our own protocol if the server knows it, else konnectivity's."""
+        """Our own protocol if the server supports it, otherwise konnectivity's."""
         self.was_asked_for = alpn is not None and bool(asked_for([alpn]))
         return MuxAgentTalk(self) if choose(alpn, self.terms.only) else GrpcAgentTalk(self)
 
@@ -157,7 +157,7 @@ class ServerLink(Link):
         features: frozenset[str] | None,
         version: str = "",
     ) -> None:
-        """The server said who it is, and how many there are, perhaps by their ids."""
+        """The server sent its id and the number of servers, possibly with their ids."""
         if not server_id:
             raise ProtocolError("link: welcome without a server id")
         self.server_id = ServerId(server_id)
@@ -167,14 +167,14 @@ class ServerLink(Link):
         self.version = version
         self.spare = not self._hooks.claim(self)
         if self.spare:
-            # Before the first ping, so that its answer also says: no further dial is coming.
+            # Before the first ping, so that its answer also means that no further dial follows.
             self.drain(turn_away=True)
         self.be_ready()
         if not self.welcomed.done():
             self.welcomed.set_result(None)
 
     def members_changed(self, server_count: int, servers: Iterable[str] = ()) -> None:
-        """There are more or fewer servers now, or others."""
+        """The number or the ids of the servers changed."""
         self.server_count = max(1, server_count)
         self.servers = _askable(servers)
         self._hooks.on_membership()
@@ -187,26 +187,26 @@ class ServerLink(Link):
             self._hooks.on_membership()
 
     def make_spare(self) -> None:
-        """Another link takes its place: take no new dials, what is open goes on."""
+        """Another link replaces it: accept no new dials; open tunnels continue."""
         self.spare = True
         self.drain(turn_away=True)
 
     @property
     def unused(self) -> bool:
-        """A spare link whose server knows that it is one, with nothing left to serve."""
+        """Whether it is a spare link, known as such to its server, with nothing left to serve."""
         told = self.talk is not None and self.talk.round_trip_s > 0.0
         return self.spare and told and not self.load
 
     def _report(self, link: Link) -> None:
         if not self.welcomed.done():
             self.welcomed.set_exception(LinkError(self.closed_because, self.stage))
-            self.welcomed.exception()  # whoever waits hears it; nobody waiting is no error
+            self.welcomed.exception()  # marks it as retrieved: it is no error if nothing waits
         if not self.over.done():
             self.over.set_result(self.closed_because)
 
 
 def _askable(servers: Iterable[str]) -> frozenset[ServerId]:
-    """The ids that can be asked for; no more of them than an agent looks for."""
+    """The ids that can be requested by ALPN, at most as many as an agent looks for."""
     return frozenset(ServerId(each) for each in islice(filter(is_askable, servers), _MAX_IDS))
 
 
@@ -219,12 +219,13 @@ async def connect(
     through: Callable[[], Awaitable[socket.socket]] | None = None,
     kind: Callable[..., ServerLink] = ServerLink,
 ) -> ServerLink:
-    """Connect to one address of a server and wait until it said Welcome.
+    """Connect to one address of a server and wait for its Welcome.
 
-    ``through`` makes the connection instead, by way of a proxy; ``kind`` makes the link.
+    ``through`` makes the connection instead, through a proxy; ``kind`` creates the link.
 
     Raises:
-        LinkError: it could not be reached, is not a server of ours, or refused us.
+        LinkError: the server could not be reached, is not an Isthmus or konnectivity server, or
+            refused the agent.
     """
     poller = terms.poller
     sock = await (through() if through is not None else _reach(terms.loop, poller, address))
@@ -233,7 +234,7 @@ async def connect(
     except BaseException:
         poller.close(sock)
         raise
-    link.carrier.read_again()  # what came while nobody owned the socket made its edge already
+    link.carrier.read_again()  # data that arrived before registration will not trigger another edge
     try:
         await asyncio.shield(link.welcomed)
     except asyncio.CancelledError:
@@ -266,21 +267,21 @@ async def _reach(
     except asyncio.CancelledError:
         attempt.cancel()
         if reached.done() and not reached.cancelled() and reached.exception() is None:
-            poller.close(reached.result())  # connected, and cancelled before we were told
+            poller.close(reached.result())  # connected, but cancelled before the callback
         raise
 
 
 class MuxAgentTalk(MuxTalk):
-    """Says Hello, waits for Welcome."""
+    """Sends Hello and waits for Welcome."""
 
     def __init__(self, link: ServerLink) -> None:
         super().__init__(link, client=True)
         self._server_link = link
 
     def begin(self) -> None:
-        """Open the control stream and say who we are."""
+        """Open the control stream and send Hello."""
         stream = self.session.open()
-        assert stream is not None  # the first of a new session
+        assert stream is not None  # the first stream of a new session
         self.attach_control(stream)
         greeting = self._server_link.opening.greeting
         self.tell(
@@ -299,7 +300,7 @@ class MuxAgentTalk(MuxTalk):
         )
 
     def told(self, message: Control) -> None:
-        """Take Welcome, once; a refusal; a change of membership; the rest both sides know."""
+        """Handle Welcome, once; a refusal; a change of membership; and common messages."""
         link = self._server_link
         kind = message.WhichOneof("message")
         if kind == "welcome":
@@ -331,17 +332,17 @@ _PONG_S = 20.0
 
 
 class CalledPackets(PacketLink):
-    """The packets of a call that we made: its headers and trailers are the talk's."""
+    """The packets of a call that we made; the talk handles its headers and trailers."""
 
     talk: GrpcAgentTalk
 
     def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
-        """Read the response, or the trailers."""
+        """Pass on the response, or the trailers."""
         self.talk.got_headers(headers, end)
 
 
 class GrpcAgentTalk(GrpcTalk):
-    """Calls a konnectivity server, and dials for it."""
+    """Calls a konnectivity server and dials on its behalf."""
 
     def __init__(self, link: ServerLink) -> None:
         super().__init__(
@@ -357,7 +358,7 @@ class GrpcAgentTalk(GrpcTalk):
         """Call."""
         link = self._server_link
         stream = self.session.open(NOBODY)
-        assert stream is not None  # the first of a new connection
+        assert stream is not None  # the first stream of a new connection
         packets = CalledPackets(
             stream,
             self,
@@ -393,14 +394,14 @@ class GrpcAgentTalk(GrpcTalk):
         )
 
     def tick(self) -> bool:
-        """Also leave a server that goes away (Go's, when it drains) as soon as nothing is open."""
+        """Also leave a server that is going away (Go's, when it drains) once no tunnel is open."""
         if self.session.remote_draining and not self.load:
-            self.link.close("the server goes away")
+            self.link.close("the server is going away")
             return True
         return super().tick()
 
     def got_headers(self, headers: Headers, end: bool) -> None:
-        """Read who the server is, or why the call ended."""
+        """Read the server's id, or why the call ended."""
         link = self._server_link
         problem = None if link.was_ready else response_problem(headers)  # trailers have no :status
         if problem is None and end:
@@ -411,7 +412,7 @@ class GrpcAgentTalk(GrpcTalk):
             ids = [value for name, value in headers if name == b"serverid"]
             counts = [value for name, value in headers if name == b"servercount"]
             if len(ids) != 1 or len(counts) != 1 or not counts[0].isdigit():
-                link.lost("the server did not say its serverID and serverCount", LinkStage.PROTOCOL)
+                link.lost("the server did not send serverID and serverCount", LinkStage.PROTOCOL)
                 return
             assert self.packets is not None
             self.packets.half_closes = any(name == HALF_CLOSE for name, _ in headers)
@@ -428,16 +429,16 @@ class GrpcAgentTalk(GrpcTalk):
         link.lost(f"the server ended the call: {status.go_name} {text}".rstrip(), stage)
 
     def refuse(self, reason: str) -> None:
-        """Only a server refuses."""
+        """Do nothing: only a server refuses."""
 
 
 class PeerLink(ServerLink):
-    """A link to another server, to have dials passed to its agents: this side opens them.
+    """A link to another server that relays dials to its agents: this side opens them.
 
-    The connection is made as an agent makes it, to the same port, under an ALPN name of its own.
-    One hop at most: what comes by such a link is for the other server's own agents, and it opens
-    nothing here. Which of these links is asked, and when, is dial/dialers/through_agent.py.
-    ``agents`` is whether the other server said that it has any.
+    The connection is made as an agent makes it, to the same port, under a separate ALPN name.
+    One hop at most: dials on such a link are for the other server's own agents, and it opens
+    nothing here. dial/dialers/through_agent.py chooses when to use which link.
+    ``agents`` tells whether the other server has any.
     """
 
     agents = False
@@ -446,20 +447,20 @@ class PeerLink(ServerLink):
         """Our own protocol, and only with a server that relays.
 
         Raises:
-            ProtocolError: it does not, or not any more.
+            ProtocolError: the server does not relay, or no longer.
         """
         if alpn != RELAY_ALPN:
-            raise ProtocolError("the server does not relay (--peer-relay-name is not set there)")
+            raise ProtocolError("the server does not relay: set --peer-relay-name there")
         return MuxPeerTalk(self)
 
     @property
     def can_relay(self) -> bool:
-        """The other server could pass a dial on now, as far as is known."""
+        """Whether the other server could relay a dial now, as far as known."""
         return self.agents and self.takes_dials
 
 
 class MuxPeerTalk(MuxAgentTalk):
-    """What this side opens is relayed; nothing is taken from the other."""
+    """Dials of this side are relayed; none are accepted from the other side."""
 
     relays = True
 
@@ -468,12 +469,12 @@ class MuxPeerTalk(MuxAgentTalk):
         self._peer_link = link
 
     def told(self, message: Control) -> None:
-        """Take also whether the other server has agents."""
+        """Also handle the number of the other server's agents."""
         if message.HasField("load"):
             self._peer_link.agents = message.load.agents > 0
         else:
             super().told(message)
 
     def accept_stream(self, stream: Stream) -> None:
-        """Take nothing: another server has agents of its own to dial through."""
+        """Accept nothing: the other server has its own agents to dial through."""
         stream.abort(Ending.PROTOCOL)

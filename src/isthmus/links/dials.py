@@ -1,7 +1,7 @@
 """Dials over a link: the first bytes of a stream, read on either side.
 
-The opener waits for one DialResult before any byte of the tunnel may flow, so that a reset before
-it means "not done" and the dial may be tried elsewhere.
+The opener waits for one DialResult before any byte of the tunnel may flow, so a reset before
+it means that the dial was not done and may be tried elsewhere.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from isthmus.wire.link import TO_WIRE, bound_texts, take_message, to_bytes
 from isthmus.wire.link_pb2 import Dial, DialResult
 from isthmus.wire.link_pb2 import TrafficClass as WireClass
 
-#: Longer ones, of which peers decide, are read and written anew each time: no cache keeps them.
+#: Longer messages, whose size peers control, are not cached.
 _SHORT_IDENTITY_BYTES = 4096
 SHORT_DIAL_BYTES = 1024
-#: How much larger a message is when it is read.
+#: The factor by which a message grows when it is parsed.
 _DIAL_TIMES = 4
 CLASS_TO_WIRE: dict[TrafficClass, WireClass] = {
     it: cast(WireClass, WireClass.Value(it.name)) for it in TrafficClass
@@ -35,9 +35,9 @@ _CLASS_OF_WIRE: dict[int, TrafficClass] = {number: it for it, number in CLASS_TO
 
 
 class AnswerReader(Early):
-    """The opener's side: keeps a stream's bytes until the answer is whole, then tells it once.
+    """The opener's side: keeps a stream's bytes until the answer is complete, then reports it once.
 
-    None is told when the stream ended without an answer.
+    Reports None if the stream ended without an answer.
     """
 
     __slots__ = ("_told",)
@@ -47,30 +47,30 @@ class AnswerReader(Early):
         self._told: Callable[[DialResult | None], None] | None = told
 
     def write(self, data: bytes) -> bool:
-        """Look for the answer; what follows it is kept for the tunnel.
+        """Parse the answer; bytes after it are kept for the tunnel.
 
         Raises:
-            ProtocolError: what came is no answer; the link catches it.
+            ProtocolError: not a valid answer; the link catches it.
         """
         self.buffer += data
         if self._told is not None:
             result = take_message(self.buffer, DialResult)
             if result is not None:
                 self._tell(result)
-        return not self.buffer  # what is kept is held: counted, and no credit for it
+        return not self.buffer  # kept bytes are held: counted, and their credit withheld
 
     def write_eof(self) -> None:
-        """Without an answer first, this is a stream that was never dialed."""
+        """Without an answer, the dial was not done."""
         super().write_eof()
         self._tell(None)
 
     def abort(self, reason: Ending) -> None:
-        """Without an answer first, the dial was not done."""
+        """Without an answer, the dial was not done."""
         super().abort(reason)
         self._tell(None)
 
     def forget(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Stop waiting for the answer."""
         self._told = None
 
     def _tell(self, result: DialResult | None) -> None:
@@ -80,7 +80,7 @@ class AnswerReader(Early):
 
 
 class IncomingDial:
-    """The accepter's side of one dial: who wants to go where, and the way to answer it."""
+    """The accepter's side of one dial: its requester and target, and how to answer it."""
 
     __slots__ = (
         "_deposit",
@@ -94,10 +94,10 @@ class IncomingDial:
     )
 
     def __init__(self, stream: Stream, dial: Dial, link_id: int, size: int = 0) -> None:
-        """``size`` is that of the message; one that is longer than SHORT_DIAL_BYTES is paid for."""
+        """``size`` is that of the message, which is charged above SHORT_DIAL_BYTES."""
         self.size = size
         self._deposit: Deposit | None = None
-        #: Who wants it, as the other program says.
+        #: The requester, as the other program names it.
         self.requester = requester_of(dial)
         self.stream = stream
         self.dial = dial
@@ -107,27 +107,25 @@ class IncomingDial:
 
     @property
     def host(self) -> str:
-        """Where it wants to go."""
         return self.dial.host
 
     @property
     def port(self) -> int:
-        """Where it wants to go."""
         return self.dial.port
 
     @property
     def timeout_s(self) -> float:
-        """How long the other program waits for the answer; 0 if it did not say."""
+        """How long the other program waits for the answer; 0 if not announced."""
         return self.dial.timeout_ms / 1000
 
     @property
     def connection_id(self) -> str:
-        """What the other program calls it; empty if it does not say."""
+        """The other program's id of the connection; empty if not sent."""
         return self.dial.connection_id[:MAX_CONNECTION_ID_CHARS]
 
     @property
     def asking(self) -> RequestMetadata:
-        """What else is said about it, and its trace, as the other program passes it on."""
+        """The client's metadata and trace, as the other program passed them on."""
         return asking_of(self.dial)
 
     @property
@@ -136,9 +134,9 @@ class IncomingDial:
         return class_of(self.dial.traffic_class)
 
     def accept(self, address: str, traffic: TrafficClass | None = None) -> Stream:
-        """Say that the target is reached; raw bytes follow.
+        """Report that the target was reached; raw bytes follow.
 
-        ``traffic`` is the class that we choose, and tell; None: the other program chose it.
+        ``traffic`` is the class that we choose, and send; None: the other program chose it.
         """
         self._settle()
         self.stream.traffic = self.traffic if traffic is None else traffic
@@ -147,29 +145,29 @@ class IncomingDial:
 
     @property
     def relayed(self) -> bool:
-        """It comes from another server, for our own agents only."""
+        """Whether it comes from another server, for our own agents only."""
         return self.dial.relayed
 
     def accept_for(self, agent_id: str, address: str) -> Stream:
-        """Say that one of our agents reached the target of a relayed dial; raw bytes follow."""
+        """Report that one of our agents reached the target of a relayed dial; raw bytes follow."""
         self._settle()
         self.stream.traffic = self.traffic
         self.stream.write(to_bytes(DialResult(address=address, agent_id=agent_id)))
         return self.stream
 
     def refuse(self, failure: DialFailure, detail: str) -> None:
-        """Say why not, and end the stream cleanly."""
+        """Report the failure, and end the stream cleanly."""
         self._settle()
         result = DialResult(failure=TO_WIRE[failure], detail=detail[:MAX_DETAIL_CHARS])
         self.stream.write(to_bytes(result))
         self.stream.write_eof()
 
     def pay(self) -> None:
-        """Charge the message for as long as it is kept: until the answer."""
+        """Charge the message as long as it is kept: until the answer."""
         self._deposit = Deposit(self.stream.account, _DIAL_TIMES * self.size)
 
     def paid(self) -> None:
-        """It is not kept any more."""
+        """The message is no longer kept."""
         if self._deposit is not None:
             self._deposit.close()
             self._deposit = None
@@ -182,7 +180,7 @@ class IncomingDial:
 
 
 def say_asking(dial: Dial, asking: RequestMetadata) -> None:
-    """Write into a Dial what the client said; the network is the server's to choose."""
+    """Write the client's metadata into a Dial; the server chooses the network."""
     dial.user = asking.user
     dial.user_groups.extend(asking.groups)
     dial.tenant = asking.tenant
@@ -193,9 +191,9 @@ def say_asking(dial: Dial, asking: RequestMetadata) -> None:
 
 @short_cache(256, _SHORT_IDENTITY_BYTES)
 def said_alike(target: HostPort, requester: Identity, traffic: TrafficClass) -> bytes:
-    """The part of a Dial that is the same whenever a client dials a target, in bytes.
+    """The encoded part of a Dial that is constant for a client and a target.
 
-    A message of the rest may follow: what is read of two that are put together is both of them
+    The encoded rest may follow: a concatenation reads as the merged message
     (protobuf's encoding, "Last One Wins").
     """
     return Dial(
@@ -209,14 +207,14 @@ def said_alike(target: HostPort, requester: Identity, traffic: TrafficClass) -> 
 
 
 def class_of(number: int) -> TrafficClass:
-    """Read a class; one that only later programs know is like any other dial."""
+    """Read a class; an unknown one, of a later version, counts as normal."""
     return _CLASS_OF_WIRE.get(number, NORMAL)
 
 
 def said_about(
     requester: Identity, asking: RequestMetadata, traffic: TrafficClass = NORMAL
 ) -> bytes:
-    """Write who asks and what they say, for a dial whose target is said in another way."""
+    """Write requester and metadata, for a dial whose target is sent separately."""
     if asking is NOTHING:
         return _who(requester, traffic)
     return _who_and_what(requester, asking, traffic)
@@ -224,7 +222,7 @@ def said_about(
 
 @short_cache(256, _SHORT_IDENTITY_BYTES)
 def _who(requester: Identity, traffic: TrafficClass) -> bytes:
-    """The same clients come again and again, and most say nothing."""
+    """Cached, because the same clients return and most send no metadata."""
     return _who_and_what(requester, NOTHING, traffic)
 
 
@@ -241,10 +239,10 @@ def _who_and_what(requester: Identity, asking: RequestMetadata, traffic: Traffic
 
 @short_cache(256, SHORT_DIAL_BYTES)
 def heard_about(said: bytes) -> tuple[Identity, RequestMetadata, TrafficClass]:
-    """Read it; the same is said again and again where there are no traces.
+    """Read what ``said_about`` wrote; cached, because it repeats unless there are traces.
 
     Raises:
-        ProtocolError: it is nothing that ``said_about`` writes.
+        ProtocolError: not written by ``said_about``.
     """
     try:
         dial = Dial.FromString(said)
@@ -255,12 +253,12 @@ def heard_about(said: bytes) -> tuple[Identity, RequestMetadata, TrafficClass]:
 
 
 def requester_of(dial: Dial) -> Identity:
-    """Who wants it, as the other program says."""
+    """The requester, as the other program names it."""
     return _identity(dial.requester, tuple(dial.requester_groups), dial.requester_kind)
 
 
 def asking_of(dial: Dial) -> RequestMetadata:
-    """What else is said about it."""
+    """The client's metadata."""
     asking = RequestMetadata(
         network=dial.network,
         user=dial.user,
@@ -280,7 +278,7 @@ def _identity(name: str, groups: tuple[str, ...], kind: str) -> Identity:
 
 @lru_cache(maxsize=1024)
 def _success(address: str, traffic: TrafficClass) -> bytes:
-    """The answer to a dial that succeeded; the same targets are dialed again and again."""
+    """The answer to a successful dial; cached, because the same targets are dialed again."""
     return to_bytes(DialResult(address=address, traffic_class=CLASS_TO_WIRE[traffic]))
 
 
@@ -288,7 +286,7 @@ DialTold = Callable[["DialReader", IncomingDial], None]
 
 
 class DialReader(Early):
-    """The accepter's side: reads the Dial from a new stream and tells it once."""
+    """The accepter's side: reads the Dial from a new stream and reports it once."""
 
     __slots__ = ("_incoming", "_link_id", "_stream", "_told")
 
@@ -302,10 +300,10 @@ class DialReader(Early):
         self._incoming: IncomingDial | None = None
 
     def write(self, data: bytes) -> bool:
-        """Look for the dial; what follows it is kept for the tunnel.
+        """Parse the dial; bytes after it are kept for the tunnel.
 
         Raises:
-            ProtocolError: what came is no dial; the link catches it.
+            ProtocolError: not a valid dial; the link catches it.
         """
         self.buffer += data
         if self._told is not None:
@@ -316,8 +314,8 @@ class DialReader(Early):
                 size -= len(self.buffer)
                 self._incoming = IncomingDial(self._stream, dial, self._link_id, size)
                 told(self, self._incoming)
-        # Isthmus sends nothing behind a Dial before its answer: what comes anyway is held, and
-        # counted as held, as is a Dial that is not whole, rather than given credit for.
+        # Isthmus sends nothing after a Dial before its answer: any bytes that arrive are held and
+        # counted, as is an incomplete Dial, and their credit is withheld.
         return not self.buffer
 
     def write_eof(self) -> None:
@@ -327,7 +325,7 @@ class DialReader(Early):
             self._stream.abort(Ending.PROTOCOL)
 
     def abort(self, reason: Ending) -> None:
-        """The opener gave up: stop dialing."""
+        """The opener cancelled: stop dialing."""
         super().abort(reason)
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
@@ -337,5 +335,5 @@ class DialReader(Early):
             cancelled()
 
     def too_late(self) -> None:
-        """The stream was opened, but nobody said what for."""
+        """The stream was opened, but no dial arrived in time."""
         self._stream.abort(Ending.TIMED_OUT)

@@ -1,8 +1,8 @@
-"""Dial failures as Go's programs say them, in both directions.
+"""Dial failures in the words of Go's programs, in both directions.
 
-Konnectivity's DIAL_RSP carries a text and nothing else. Its server looks for ``timeout`` and
-``too many open files`` in it to choose an HTTP status, so ours say what Go's net package says. What
-Go has no words for is said in ours, and read again where both programs are.
+Konnectivity's DIAL_RSP carries only a text. Its server looks for ``timeout`` and
+``too many open files`` in it to choose an HTTP status, so we use the texts of Go's net package.
+Failures that Go has no text for use ours, and Isthmus programs read them back.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from isthmus.errors import DialFailure
 from isthmus.values import HostPort
 
-# The first that is found decides.
+# The first match decides.
 _WORDS = (
     ("connection refused", DialFailure.REFUSED),
     ("no such host", DialFailure.UNRESOLVED),
@@ -33,8 +33,8 @@ _OWN = tuple(f for f in DialFailure if f not in _TEXTS and f is not DialFailure.
 
 
 def failure_in(text: str, target: HostPort | None = None) -> DialFailure:
-    """Tell what the error text of a dial, to this target if it is known, means."""
-    # Neither the words of a name nor those of a detail are to be taken for the failure.
+    """The failure that a dial's error text means; ``target`` if known."""
+    # The name and the detail must not be mistaken for the failure.
     said = text.removeprefix(f"dial tcp {target}: ")
     for own in _OWN:
         if said.startswith(own.value):
@@ -44,7 +44,7 @@ def failure_in(text: str, target: HostPort | None = None) -> DialFailure:
 
 
 def detail_in(text: str, target: HostPort) -> str:
-    """The detail that ``go_text`` was given; any other text as it is."""
+    """The detail that ``go_text`` wrote; any other text unchanged."""
     said = text.removeprefix(f"dial tcp {target}: ")
     return next(
         (said[len(own.value) + 2 :] for own in _OWN if said.startswith(f"{own.value}: ")), text
@@ -52,7 +52,7 @@ def detail_in(text: str, target: HostPort) -> str:
 
 
 def go_text(failure: DialFailure, target: HostPort | str, detail: str) -> str:
-    """Say a failure as Go's agent would, as far as it could; a text is no target at all."""
+    """A failure in the words of Go's agent, if it has any; a text stands for an invalid target."""
     if failure is DialFailure.UNRESOLVED:
         host = target.host if isinstance(target, HostPort) else target
         return f"dial tcp: lookup {host}: no such host"

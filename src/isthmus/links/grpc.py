@@ -1,6 +1,6 @@
-"""A conversation by konnectivity's gRPC: one call of /AgentService/Connect over HTTP/2.
+"""Konnectivity's gRPC protocol on a link: one call of /AgentService/Connect over HTTP/2.
 
-What both sides share; agent_side.py and server_side.py add their halves. The packets
+The part that both sides share; agent_side.py and server_side.py add their halves. The packets
 are tunnel/packet_link.py.
 """
 
@@ -39,34 +39,34 @@ if TYPE_CHECKING:
     from isthmus.links.link import Link
 
 PATH = b"/AgentService/Connect"
-#: Our own programs agree by this header on a packet for half-close (wire/packet.py, end_of_data).
+#: With this header Isthmus programs agree on a packet for half-close (wire/packet.py, end_of_data).
 HALF_CLOSE = b"isthmus-half-close"
-#: What the whole link may send ahead at first; it grows. What each connection may make us keep is
-#: bounded by the brake (tunnel/packet_brake.py).
+#: The initial window of the whole link; it grows. The brake (tunnel/packet_brake.py) bounds what
+#: each connection may make us keep.
 _WINDOW_BYTES = MIB
 #: Identifiers, a token and everything else (text/text_limits.py), with room for other metadata.
 _HEADER_BYTES = 64 * 1024
 _MAX_SHOWN_CHARS = 300
 _REACHED = DialResult()
 _OWN_NUMBER = re.compile(r"[0-9a-f]{1,14}", re.ASCII)
-#: More than any number of our own connection ids; the field has 63 bits.
+#: Above any number in our own connection ids; the field has 63 bits.
 _NOT_OF_IDS = 1 << 60
 
 
 class GrpcTalk:
-    """One side of the conversation; see talk.Talk. The owner of its packets."""
+    """One side of the protocol; see talk.Talk. The owner of its packets."""
 
     name = "grpc"
 
     def __init__(
         self, link: Link, *, client: bool, process: str, ping_every_s: float, dead_after_s: float
     ) -> None:
-        """``process`` is what our own connection ids begin with."""
+        """``process`` is the prefix of our own connection ids."""
         self.link = link
         self.packets: PacketLink | None = None
         self._process = process
-        self.peer_process = ""  # what the peer's connection ids begin with
-        self._dials: dict[int, IncomingPacketDial] = {}  # that the peer asked for
+        self.peer_process = ""  # the prefix of the peer's connection ids
+        self._dials: dict[int, IncomingPacketDial] = {}  # requested by the peer
         self._broken = ""
         self.session = Http2Connection(
             link.carrier,
@@ -89,18 +89,15 @@ class GrpcTalk:
 
     @property
     def can_open(self) -> bool:
-        """One more connection fits."""
         packets = self.packets
         return packets is not None and self.load < self.link.limits.max_streams
 
     @property
     def full(self) -> bool:
-        """It carries all the connections it may."""
         return self.packets is not None and not self.can_open
 
     @property
     def load(self) -> int:
-        """How many dials and connections it carries."""
         packets = self.packets
         opened = len(packets.ends) + len(packets.dials) if packets is not None else 0
         return opened + len(self._dials)
@@ -112,48 +109,45 @@ class GrpcTalk:
 
     @property
     def window_growth_bytes(self) -> int:
-        """None: connections share the window of the one call, which never grows."""
+        """Zero: connections share the window of the one call, which never grows."""
         return 0
 
     @property
     def window_growth_peak_bytes(self) -> int:
-        """None, likewise."""
+        """Zero, likewise."""
         return 0
 
     @property
     def waiting_bytes(self) -> int:
-        """What waits for the window of the one call."""
+        """The bytes that wait for the window of the one call."""
         return self.packets.stream.out_bytes if self.packets is not None else 0
 
     @property
     def round_trip_s(self) -> float:
-        """The last round trip."""
         return self.session.round_trip_s
 
     @property
     def unanswered_s(self) -> float:
-        """For how long a ping has waited."""
         return self.session.unanswered_s
 
     @property
     def peer_drains(self) -> bool:
-        """The peer said so, by DRAIN or by GOAWAY."""
+        """Whether the peer sent DRAIN or GOAWAY."""
         return self.link.draining or self.session.remote_draining
 
     @property
     def worn(self) -> bool:
-        """One call lasts for ever."""
+        """Never: one call has no limit of streams."""
         return False
 
     @property
     def unsent(self) -> bool:
-        """Frames or data wait for the carrier."""
         return self.session.unsent
 
     # Its life.
 
     def pays_by(self, account: Account) -> None:
-        """Who the peer is has become known: this account pays from now on."""
+        """The peer is authenticated: this account pays from now on."""
         session = self.session
         session.account = account
         for stream in session.streams.values():
@@ -166,36 +160,35 @@ class GrpcTalk:
         self.session.ping()
 
     def probe(self) -> None:
-        """Ping, unless the peer is a server of Go's: that one closes on whoever pings often."""
+        """Ping, unless the peer is a Go server, which disconnects peers that ping often."""
         ours = self.packets is not None and self.packets.half_closes
         if ours or not self.session.client:
             self.session.ping()
 
     def drain(self, *, turn_away: bool = False) -> None:
-        """Ask for no new dials, if the protocol can; it cannot turn one away."""
+        """Ask for no new dials, if the peer supports it; the protocol cannot turn dials away."""
         if self.packets is not None:
             self.packets.drain()
 
     def go_away(self) -> None:
-        """Say goodbye: Go's agent sees its connection end, and connects elsewhere."""
+        """Send GOAWAY: Go's agent sees its connection end, and connects elsewhere."""
         self.session.go_away()
 
     def violated(self) -> None:
-        """Say so before the link is closed; HTTP/2 said it itself if that was broken."""
+        """Send GOAWAY before the link is closed; after an HTTP/2 error it was already sent."""
         self.session.go_away(ErrorCode.PROTOCOL_ERROR)
 
     def flush(self) -> None:
-        """Write out what was said."""
         self.session.flush()
 
     def tick(self) -> bool:
-        """Ping, and look after replies."""
+        """Ping, and check the awaited replies."""
         if self.packets is not None:
             self.packets.tick()
         return self.session.tick()
 
     def lost(self, reason: Ending) -> None:
-        """The carrier is gone: so are the dials."""
+        """The carrier is gone: fail all dials."""
         dials, self._dials = self._dials, {}
         for incoming in dials.values():
             incoming.cancel()
@@ -204,7 +197,7 @@ class GrpcTalk:
             packets.lost(reason)
         self.session.lost()
 
-    # Dials that we ask for.
+    # Dials that we request.
 
     def open_dial(
         self,
@@ -225,14 +218,14 @@ class GrpcTalk:
             if error is None:
                 told(DialResult(address=end.reached) if end.reached else _REACHED)
             elif not error:
-                told(None)  # the link was lost: nothing is known, so another may be asked
+                told(None)  # the link was lost: the result is unknown, so another may be asked
             else:
                 failure = TO_WIRE[failure_in(error, target)]
                 detail = detail_in(error, target)[:MAX_DETAIL_CHARS]
                 told(DialResult(failure=failure, detail=detail))
 
         number = self._number(connection_id, dial_id)
-        # Who can half-close is one of ours, and wants to know what Go's has no use for.
+        # A peer that half-closes is an Isthmus program, and reads what Go's would ignore.
         ours = said_about(requester, asking, traffic) if packets.half_closes else b""
         end = packets.dial(
             str(target), number, answered, ours=ours, traffic=traffic, account=account
@@ -242,9 +235,9 @@ class GrpcTalk:
     def _number(self, connection_id: str, dial_id: DialId) -> int:
         """Number a dial so that no other dial of this link ever has that number.
 
-        Like Go's: one that nobody can guess is not needed. A connection has one dial in a link at
-        most, so that the number of its id will do; of a relayed one that is another server's, which
-        counts as we do. Whoever gives its dials no ids gives none of them one.
+        Unlike Go's, it need not be unpredictable. A connection has at most one dial in a link, so
+        the number in its id is used; the id of a relayed dial is another server's, which
+        counts the same way. A program either gives all its dials ids, or none.
         """
         if not connection_id:
             return dial_id
@@ -253,10 +246,10 @@ class GrpcTalk:
             return int(number, 16)
         return _NOT_OF_IDS + dial_id
 
-    # Dials that the peer asks for.
+    # Dials that the peer requests.
 
     def asked(self, protocol: str, address: str, random: int, ours: bytes) -> None:
-        """The peer wants a connection."""
+        """The peer requests a connection."""
         if protocol not in ("tcp", "tcp4", "tcp6", ""):
             protocol = protocol[:_MAX_SHOWN_CHARS]
             why = f"dial {protocol}: unknown network {protocol}"
@@ -271,16 +264,16 @@ class GrpcTalk:
         self.take(target, random, ours)
 
     def nonsense(self, asked: str, random: int, ours: bytes, why: str) -> None:
-        """What the peer asks for is no target: say so."""
+        """Refuse a request whose target is invalid."""
         assert self.packets is not None
         self.packets.refuse(random, why[: 3 * _MAX_SHOWN_CHARS])
 
     def take(self, target: HostPort | str, random: int, ours: bytes) -> None:
-        """Hand on what the peer asks for; a text that is no target is for who writes it down."""
+        """Hand on a requested dial; an invalid target is passed as text for the log."""
         assert self.packets is not None
-        # Also over a spare link: konnectivity cannot give a dial back, only fail it.
+        # Also on a spare link: konnectivity's protocol cannot hand a dial back, only fail it.
         if random in self._dials:
-            self.packets.refuse(random, "dial tcp: this number is in use")
+            self.packets.refuse(random, "dial tcp: this random number is in use")
             return
         incoming = IncomingPacketDial(self, self.packets, target, random, ours)
         self._dials[random] = incoming
@@ -292,48 +285,48 @@ class GrpcTalk:
         account.close()
 
     def taken_back(self, random: int) -> None:
-        """The peer does not want it any more."""
+        """The peer cancelled the dial."""
         incoming = self._dials.pop(random, None)
         if incoming is not None:
             incoming.cancel()
 
     def connection_id(self, random: int) -> str:
-        """What a program of ours calls its dial, and by which number Go's server logs it."""
+        """The connection id of an Isthmus program's dial, or the number that Go's server logs."""
         return f"{self.peer_process}-{random:x}" if self.peer_process else f"dial-{random}"
 
     def settled(self, random: int) -> None:
-        """The dial is answered."""
+        """The dial was answered."""
         self._dials.pop(random, None)
 
-    # What else the packets report: see packet_link.Owner.
+    # Other events of the packets: see linked_end.LinkOwner.
 
     def told_to_drain(self) -> None:
         """The peer takes no new dials."""
         self.link.draining = True
 
     def call_over(self, text: str) -> None:
-        """The call is the link."""
+        """The end of the call is the end of the link."""
         if text == self._broken:
             self.link.violated(ProtocolError(text))
         else:
             self.link.lost(text)
 
     def ease_later(self, delay_s: float) -> None:
-        """A full sink brakes, for so long at most."""
+        """Call the packets' ``ease`` after the delay."""
         packets = self.packets
         if packets is not None:
             self.link.loop.call_later(delay_s, packets.ease)
 
     def broke_rules(self, what: str) -> None:
-        """Remember it: it is told when the link ends, if that is why."""
+        """Remember the violation, to report it if the link ends because of it."""
         self._broken = what
 
 
 class IncomingPacketDial:
-    """One of them; see talk.Incoming. What cannot be read as a target has the port 0.
+    """One dial of a konnectivity peer; see talk.Incoming. An invalid target has the port 0.
 
     Raises:
-        ProtocolError: what a program of ours says about it cannot be read.
+        ProtocolError: an Isthmus program's metadata for the dial is invalid.
     """
 
     __slots__ = (
@@ -377,15 +370,16 @@ class IncomingPacketDial:
         self.on_cancelled: Callable[[], None] | None = None
         if len(ours) > MAX_DIAL_BYTES:
             raise ProtocolError(f"link: Dial of {len(ours)} bytes in a packet")
-        # Konnectivity does not say who wants it, nor anything else; a program of ours does.
+        # Konnectivity sends neither requester nor metadata; an Isthmus program does.
         self.requester, self.asking, self.traffic = (
             heard_about(ours) if ours else (ANONYMOUS, NOTHING, NORMAL)
         )
 
     def accept(self, address: str, traffic: TrafficClass | None = None) -> BaseEnd:
-        """Say that the target is reached; gives the end to join to it.
+        """Report that the target was reached; returns the end to join to it.
 
-        ``traffic`` is the class that we choose, which these packets cannot tell; see talk.Incoming.
+        ``traffic`` is the class that we choose, which these packets cannot carry; see
+        talk.Incoming.
         """
         if self._settle():
             chosen = self.traffic if traffic is None else traffic
@@ -398,13 +392,13 @@ class IncomingPacketDial:
         return self._packets.unwanted(self._random, Ending.CANCELLED)
 
     def refuse(self, failure: DialFailure, detail: str) -> None:
-        """Say why not."""
+        """Report the failure."""
         if self._settle():
             text = go_text(failure, self._target, detail[:MAX_DETAIL_CHARS])
             self._packets.refuse(self._random, text)
 
     def _settle(self) -> bool:
-        """Answer it, unless it was taken back: its number may mean another dial by now."""
+        """Mark it as answered, unless cancelled: its number may mean another dial by now."""
         self.answered = True
         self.on_cancelled = None
         if not self._unwanted:
@@ -412,7 +406,7 @@ class IncomingPacketDial:
         return not self._unwanted
 
     def cancel(self) -> None:
-        """The peer does not want it any more, or is gone."""
+        """The peer cancelled the dial, or is gone."""
         self._unwanted = True
         if self.on_cancelled is not None:
             cancelled, self.on_cancelled = self.on_cancelled, None

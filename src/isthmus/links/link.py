@@ -1,8 +1,8 @@
 """A link between a server and an agent: the TLS handshake, hello and welcome, dials, its end.
 
-What they say is a talk (talk.py): by our own protocol (mux.py) or by konnectivity's
-(grpc.py), as ALPN decides. What both sides share is here; server_side.py and
-agent_side.py add their halves. Choosing a link is dial/rules_agents.py.
+The protocol on it is a talk (talk.py): our own (mux.py) or konnectivity's
+(grpc.py), as ALPN decides. This module has what both sides share; server_side.py and
+agent_side.py add their halves. dial/rules_agents.py chooses links.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ HANDSHAKE_S = 10.0
 GOODBYE_S = 2.0
 _TICK_S = 1.0
 _STUCK_TICKS = 2
-#: A ping that waits for its answer for longer is that of an agent which hardly runs, if at all.
+#: A ping unanswered for longer means that the agent hardly runs, if at all.
 _SILENT_S = 2.0
-#: How much of a slow round trip is remembered a tick later: one quick answer proves little.
+#: The part of a slow round trip that counts a tick later: one quick answer proves little.
 _REMEMBERED = 0.7
-#: Of what the peer calls its clients, for their accounts.
+#: The most characters of the peer's client names, for their accounts.
 _MOST_KEY_CHARS = 256
-#: Leave the queue with us, where streams take turns, and not in the kernel, where they cannot.
+#: Keep the queue in this program, where streams take turns, not in the kernel, where they cannot.
 NOTSENT_LOWAT_BYTES = 128 * 1024
 _TCP_NOTSENT_LOWAT = 25
 _numbers = itertools.count(1)
 
 
 def keep_queue_short(sock: socket.socket) -> None:
-    """Let the kernel hold little that is unsent."""
+    """Limit the unsent bytes in the kernel."""
     sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
 
 
 class LinkSocket(TlsCarrier):
-    """One link's connection."""
+    """The connection of one link."""
 
     always_out = True
     __slots__ = ()
@@ -67,7 +67,7 @@ class LinkSocket(TlsCarrier):
         *,
         server_hostname: str | None,
     ) -> None:
-        if sock.family != socket.AF_UNIX:  # one is, behind an https proxy
+        if sock.family != socket.AF_UNIX:  # a UNIX socket is used behind an https proxy
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             keep_queue_short(sock)
         super().__init__(owner, sock, poller, context, server_hostname=server_hostname)
@@ -75,10 +75,10 @@ class LinkSocket(TlsCarrier):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTerms:
-    """What all links of a program are made with.
+    """The common parameters of all links of a program.
 
-    What a peer makes us keep is charged to its account in the ``budget``. ``only`` is ``--link``'s
-    value; ``process`` is what connection ids begin with, and ``packets`` counts those of
+    Memory use is charged to the peer's account in the ``budget``. ``only`` is the value of
+    ``--link``; ``process`` is the prefix of connection ids, and ``packets`` counts those of
     konnectivity's protocol.
     """
 
@@ -94,7 +94,7 @@ class LinkTerms:
 class Link:
     """One side of a link; ``on_closed`` is called exactly once."""
 
-    #: The peer speaks for many clients, each of which has an account inside its own.
+    #: The peer acts for many clients, each of which has an account inside the peer's.
     divides = False
 
     def __init__(
@@ -108,7 +108,7 @@ class Link:
         on_closed: Callable[[Link], None],
         handshake_s: float | None = None,
     ) -> None:
-        """``handshake_s`` is for all of it, from now to the welcome; ``HANDSHAKE_S`` if None."""
+        """``handshake_s`` is the time from now to the welcome; ``HANDSHAKE_S`` if None."""
         self.id = next(_numbers)
         self.terms = terms
         self.loop = loop = terms.loop
@@ -118,7 +118,7 @@ class Link:
         self.source = source_of(sock)
         self.account = terms.budget.account(self.source)
         self._handshake = Deposit(self.account, HANDSHAKE_BYTES)
-        self.version = ""  # of the program at the other end, if it says
+        self.version = ""  # of the program at the other end, if known
         self.identity: Identity = ANONYMOUS
         self.opened_at = loop.time()
         self.ready = False
@@ -132,7 +132,7 @@ class Link:
         self.talk: Talk | None = None
         self._on_closed = on_closed
         self._progress = -1
-        self._asked = False  # to dial, since the last tick
+        self._asked = False  # dialed since the last tick
         self._way_s = 0.0
         self._timer: asyncio.TimerHandle | None = loop.call_later(
             HANDSHAKE_S if handshake_s is None else handshake_s,
@@ -144,12 +144,12 @@ class Link:
 
     @property
     def peer_kind(self) -> str:
-        """What is at the other end: ``agent`` or ``server``."""
+        """The kind of the peer: ``agent`` or ``server``."""
         raise NotImplementedError
 
     @property
     def peer_id(self) -> str:
-        """What it calls itself; empty until it has said."""
+        """The peer's id; empty until known."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -157,30 +157,30 @@ class Link:
         return f"<{type(self).__name__} #{self.id} {self.peer_address} {state}>"
 
     def payer(self, who: Identity) -> Account:
-        """Open the account that pays for what the peer asks for; whoever opens it closes it."""
+        """Open the account that pays for the peer's requests; the caller closes it."""
         if not self.divides:
             return self.account.join()
         return self.account.inside((who.kind[:_MOST_KEY_CHARS], who.name[:_MOST_KEY_CHARS]))
 
     def pays_as(self, peer: Hashable) -> None:
-        """The peer has shown who it is: so far it was an address."""
+        """The peer is authenticated: charge it instead of its address."""
         before, self.account = self.account, self.account.budget.account(peer)
         if self.talk is not None:
             self.talk.pays_by(self.account)
         before.close()
 
     def choose_talk(self, alpn: str | None) -> Talk:
-        """Give the talk for what was negotiated.
+        """The talk for the negotiated protocol.
 
         Raises:
-            ProtocolError: we do not speak it.
+            ProtocolError: the protocol is not supported.
         """
         raise NotImplementedError
 
     # The carrier reports.
 
     def secured(self) -> None:
-        """The TLS handshake is done: start to talk, if the peer speaks something that we do."""
+        """The TLS handshake is done: start the talk, if there is a common protocol."""
         tls = self.carrier.tls
         self.identity = peer_identity(tls)
         if self.identity is not ANONYMOUS:
@@ -199,7 +199,7 @@ class Link:
         self.lost(f"TLS handshake failed: {error.reason or error}", LinkStage.TLS)
 
     def violated(self, error: ProtocolError) -> None:
-        """The peer broke the protocol: say so, close this link, go on with the others."""
+        """The peer violated the protocol: tell it and close this link; other links continue."""
         if not self.closed_because and self.talk is not None:
             self.talk.violated()
             self.talk.flush()
@@ -228,7 +228,7 @@ class Link:
     # Its life.
 
     def be_ready(self) -> None:
-        """Hello and welcome are exchanged: dials may flow, and silence is watched."""
+        """Hello and welcome are exchanged: dials may flow, and liveness is checked."""
         assert self.talk is not None
         self.ready = self.was_ready = True
         self._handshake.close()
@@ -238,28 +238,28 @@ class Link:
         self.talk.be_ready()
 
     def drain(self, *, turn_away: bool = False) -> None:
-        """Ask the peer for no new dials; what is open goes on.
+        """Ask the peer for no new dials; open tunnels continue.
 
-        A peer that has no other link may use this one until it closes, so that a lone server or
-        agent that restarts costs nobody a dial. ``turn_away`` resets such dials instead.
+        A peer that has no other link may use this one until it closes, so that the restart of a
+        lone server or agent fails no dial. ``turn_away`` resets such dials instead.
         """
         if self.talk is not None and not self.closed_because:
             self.talk.drain(turn_away=turn_away)
 
     def ignore_dials(self) -> None:
-        """The link is about to close: begin no dial any more, and answer none.
+        """The link is about to close: start no more dials, and answer none.
 
-        A dial that was not answered was not done: the peer tries it elsewhere once the link is
-        closed. One that was begun now would be a tunnel that the end of the program resets.
+        An unanswered dial was not done: the peer tries it elsewhere once the link is
+        closed. A dial started now would become a tunnel that the end of the program resets.
         """
         self.on_dial = _ignore
 
     def told_to_drain(self) -> None:
-        """The peer takes no new dials; what is open goes on."""
+        """The peer is draining: it accepts no new dials; open tunnels continue."""
         self.draining = True
 
     def refuse(self, reason: str) -> None:
-        """The peer is not welcome: tell it why, and go."""
+        """Refuse the peer: tell it why, and close."""
         if self.talk is None or self.closed_because or self._closing:
             return
         self._closing = reason
@@ -268,9 +268,9 @@ class Link:
         self._leave(reason)
 
     def close(self, why: str) -> None:
-        """End the link from our side in good order: what is unsent goes first, then the peer ends.
+        """End the link in good order from our side: unsent data goes first, then the peer ends.
 
-        It is over when ``on_closed`` is called, at the latest after GOODBYE_S.
+        It is closed when ``on_closed`` is called, at the latest after GOODBYE_S.
         """
         if self.talk is None or self.carrier.closed or not self.ready:
             self.lost(why)
@@ -290,14 +290,14 @@ class Link:
 
     @property
     def orderly(self) -> bool:
-        """One of the two sides meant it to end."""
+        """Whether one of the two sides ended the link deliberately."""
         if self.talk is not None and self.talk.peer_drains and self.stage is LinkStage.LOST:
             return True
         return bool(self._closing) and self.stage is not LinkStage.REFUSED
 
     @property
     def unsent(self) -> bool:
-        """Something that we said has not gone into the kernel yet."""
+        """Whether data has not been passed to the kernel yet."""
         return self.carrier.out_bytes > 0 or (self.talk is not None and self.talk.unsent)
 
     # Dials.
@@ -311,7 +311,7 @@ class Link:
         told: Told,
         account: Account | None = None,
     ) -> BaseEnd | None:
-        """Ask the peer to dial; None when the link cannot take one more.
+        """Ask the peer to dial; None if the link is full.
 
         ``account`` pays for the tunnel; None: the peer's own.
         """
@@ -324,37 +324,36 @@ class Link:
 
     @property
     def can_open(self) -> bool:
-        """A dial can be sent over this link."""
+        """Whether a dial can be sent over this link."""
         return self.ready and self.talk is not None and self.talk.can_open
 
     @property
     def full(self) -> bool:
-        """It carries all the dials it can."""
+        """Whether the link is at its limit of dials."""
         return self.ready and self.talk is not None and self.talk.full
 
     @property
     def takes_dials(self) -> bool:
-        """A dial should be sent over this link."""
+        """Whether a dial should be sent over this link."""
         return not self.draining and not self.stuck and self.can_open
 
     @property
     def stuck(self) -> bool:
-        """It makes no progress, or its peer does not answer: others are chosen."""
+        """Whether it makes no progress or its peer does not answer: others are preferred."""
         return self.stuck_ticks >= _STUCK_TICKS
 
     @property
     def load(self) -> int:
-        """How many dials and tunnels it carries."""
+        """The number of dials and tunnels on it."""
         return self.talk.load if self.talk is not None else 0
 
     @property
     def peer_host(self) -> str:
-        """The address of the peer without its port."""
         return self.peer_address.rpartition(":")[0]
 
     @property
     def weight(self) -> float:
-        """How much it has to do, in tunnels: 64 KiB unsent, or 10 ms of way, count as one more."""
+        """The load in tunnels: 64 KiB unsent, or 10 ms of latency, count as one more."""
         talk = self.talk
         if talk is None:
             return 0.0
@@ -364,17 +363,17 @@ class Link:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that came over it and that full sinks have not taken."""
+        """Received bytes that full sinks have not taken."""
         return self.talk.held_bytes if self.talk is not None else 0
 
     @property
     def window_growth_bytes(self) -> int:
-        """By how much the windows of its streams have grown, in all."""
+        """The total growth of its streams' windows."""
         return self.talk.window_growth_bytes if self.talk is not None else 0
 
     @property
     def window_growth_peak_bytes(self) -> int:
-        """The most that they had grown at any time."""
+        """The largest total growth so far."""
         return self.talk.window_growth_peak_bytes if self.talk is not None else 0
 
     # Liveness.
@@ -391,7 +390,7 @@ class Link:
             if not self.load or not talk.can_open:
                 self.close("stream ids are used up")
                 return
-        # Liveness is also progress: a link whose unsent bytes do not move, or whose peer does not
+        # Liveness includes progress: a link whose unsent bytes do not move, or whose peer does not
         # answer while dials are sent there, is not chosen.
         self._way_s = max(talk.round_trip_s, self._way_s * _REMEMBERED)
         silent = talk.unanswered_s > _SILENT_S
@@ -412,9 +411,9 @@ def _ignore(incoming: Incoming) -> None:
 
 
 def peer_of(sock: socket.socket) -> str:
-    """The other side of a connection, as it is shown."""
+    """The peer's address of a connection, for display."""
     if sock.family == socket.AF_UNIX:
-        return "proxy"  # behind an https proxy, whose bridge has no name
+        return "proxy"  # behind an https proxy, whose bridge has no address
     try:
         host, port = sock.getpeername()[:2]
     except OSError:

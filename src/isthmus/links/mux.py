@@ -1,6 +1,6 @@
-"""A conversation by isthmus/1: a mux session whose first stream is for control, others for dials.
+"""The isthmus/1 protocol on a link: a mux session with a control stream first, then dials.
 
-What both sides share; agent_side.py and server_side.py add hello and welcome.
+The part that both sides share; agent_side.py and server_side.py add hello and welcome.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from isthmus.wire.yamux import GoAwayCode
 if TYPE_CHECKING:
     from isthmus.links.link import Link
 
-#: What our own senders begin a stream with (Welcome.stream_window), and when its receiver says
-#: that it may go on: at half, or both would wait for the other.
+#: The initial window of our own senders' streams (Welcome.stream_window), and when the receiver
+#: grants more: at half, or both would wait for the other.
 STREAM_WINDOW_BYTES = 64 * 1024
 MOST_CONTROL_BYTES = 1024 * 1024
-#: With fewer stream ids left than this, a link is replaced when it is idle (2³¹ in all).
+#: With fewer stream ids left than this, an idle link is replaced (2³¹ in all).
 FEW_IDS = 2**20
 _DIAL_S = 10.0
 
@@ -59,20 +59,20 @@ ENDINGS = {reason: ending for ending, reason in REASONS.items() if ending is not
 
 
 class ControlReader(Early):
-    """The peer of the control stream: reads its messages as they become whole."""
+    """The peer of the control stream: reads its messages as they become complete."""
 
     __slots__ = ("_talk", "_unfinished")
 
     def __init__(self, talk: MuxTalk) -> None:
         super().__init__()
         self._talk = talk
-        self._unfinished: Deposit | None = None  # for a message that is not whole
+        self._unfinished: Deposit | None = None  # for an incomplete message
 
     def write(self, data: bytes) -> bool:
         """Read messages.
 
         Raises:
-            ProtocolError: what came is no control message; the link catches it.
+            ProtocolError: not a control message; the link catches it.
         """
         self.buffer += data
         while (message := take_message(self.buffer, Control)) is not None:
@@ -85,7 +85,7 @@ class ControlReader(Early):
         return True
 
     def over(self) -> None:
-        """Nothing is kept any more."""
+        """Release the charge of an incomplete message."""
         if self._unfinished is not None:
             self._unfinished.close()
             self._unfinished = None
@@ -100,10 +100,10 @@ class ControlReader(Early):
 
 
 class MuxTalk:
-    """One side of the conversation; see talk.Talk."""
+    """One side of the protocol; see talk.Talk."""
 
     name = "mux"
-    relays = False  # what we open is relayed, for the agents of the server at the other end
+    relays = False  # whether our dials are relayed to the other server's agents
 
     def __init__(self, link: Link, *, client: bool) -> None:
         self.link = link
@@ -112,7 +112,7 @@ class MuxTalk:
         self.session = Session(
             link.carrier,
             client=client,
-            clock=time.monotonic,  # the loop counts milliseconds, a round trip takes less
+            clock=time.monotonic,  # the loop's clock has milliseconds, a round trip takes less
             on_stream=self.accept_stream,
             limits=link.limits,
             explain_reset=self._explain,
@@ -125,68 +125,60 @@ class MuxTalk:
 
     @property
     def can_open(self) -> bool:
-        """One more stream can be opened."""
         return self.session.can_open
 
     @property
     def full(self) -> bool:
-        """It carries all the streams it can."""
         session = self.session
         return not (session.can_open or session.closed or session.remote_draining)
 
     @property
     def load(self) -> int:
-        """How many streams it carries, without the one for control."""
-        # A lost session has dropped them all, the one for control too.
+        """The number of streams without the control stream."""
+        # A lost session has dropped all streams, the control stream too.
         return max(0, len(self.session.streams) - (self.control is not None))
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that full sinks have not taken."""
         return self.session.held
 
     @property
     def window_growth_bytes(self) -> int:
-        """By how much the streams' windows have grown."""
         return self.session.grown_bytes
 
     @property
     def window_growth_peak_bytes(self) -> int:
-        """The most that it ever was."""
         return self.session.most_grown_bytes
 
     @property
     def waiting_bytes(self) -> int:
-        """None: each stream has its own window, and only the carrier is for all."""
+        """Zero: each stream has its own window, and only the carrier is shared."""
         return 0
 
     @property
     def round_trip_s(self) -> float:
-        """The last round trip."""
         return self.session.round_trip_s
 
     @property
     def unanswered_s(self) -> float:
-        """For how long a ping has waited."""
         return self.session.unanswered_s
 
     @property
     def peer_drains(self) -> bool:
-        """The peer said so on the control stream, or sent go-away."""
+        """Whether the peer announced it on the control stream, or sent go-away."""
         return self.link.draining or self.session.remote_draining
 
     @property
     def worn(self) -> bool:
-        """Few stream ids are left."""
+        """Whether few stream ids are left."""
         return self.session.ids_left < FEW_IDS
 
     @property
     def unsent(self) -> bool:
-        """Frames or data wait for the carrier."""
         return self.session.unsent
 
     def pays_by(self, account: Account) -> None:
-        """Who the peer is has become known."""
+        """The peer is authenticated."""
         self.session.account = account
         if self.control is not None and self.control.ending is None:
             self.session.charge(self.control, account.join())
@@ -194,11 +186,11 @@ class MuxTalk:
     # The control stream.
 
     def begin(self) -> None:
-        """The session is up: start the control conversation."""
+        """The session is up: start the control messages."""
         raise NotImplementedError
 
     def told(self, message: Control) -> None:
-        """Take one control message that both sides know."""
+        """Handle a control message that is common to both sides."""
         kind = message.WhichOneof("message")
         if kind == "ended":
             if message.ended.stream in self.session.streams:
@@ -215,9 +207,9 @@ class MuxTalk:
                 self.link.lost("peer does not read the control stream", LinkStage.PROTOCOL)
 
     def attach_control(self, stream: Stream) -> None:
-        """This stream is the control stream."""
+        """Use this stream as the control stream."""
         self.control = stream
-        stream.traffic = URGENT  # short, and what it says cannot wait
+        stream.traffic = URGENT  # short and urgent
         reader = self._reader = ControlReader(self)
         reader.peer = stream
         stream.peer = reader
@@ -232,32 +224,29 @@ class MuxTalk:
         self.session.ping()
 
     def drain(self, *, turn_away: bool = False) -> None:
-        """Ask for no new dials; those that come all the same are served, or with GOAWAY reset."""
+        """Ask for no new dials; those that still arrive are served, or reset with GOAWAY."""
         self.tell(Control(drain={}))
         if turn_away:
             self.session.go_away()
 
     def go_away(self) -> None:
-        """Open nothing more."""
+        """Send go-away."""
         self.session.go_away()
 
     def violated(self) -> None:
-        """Say so before the link is closed."""
         self.session.go_away(GoAwayCode.PROTOCOL_ERROR)
 
     def refuse(self, reason: str) -> None:
-        """Only a server refuses."""
+        """Do nothing: only a server refuses."""
 
     def flush(self) -> None:
-        """Write out what was said."""
         self.session.flush()
 
     def tick(self) -> bool:
-        """Ping, and reset what went quiet."""
+        """Ping, and reset idle half-closed streams."""
         return self.session.tick()
 
     def lost(self, reason: Ending) -> None:
-        """The carrier is gone."""
         self._undialed.take_all()
         self.session.lost(reason)
         if self._reader is not None:
@@ -278,8 +267,8 @@ class MuxTalk:
         told: Told,
         account: Account | None = None,
     ) -> Stream | None:
-        """Ask the peer to dial; None when the link cannot take one more stream."""
-        timeout_ms = max(1, int(timeout_s * 1000))  # 0 would be a deadline that was not told
+        """Ask the peer to dial; None if no stream can be opened."""
+        timeout_ms = max(1, int(timeout_s * 1000))  # 0 would mean no deadline
         target, requester, _, connection_id, asking, traffic = request
         dial = Dial(dial_id=dial_id, timeout_ms=timeout_ms, connection_id=connection_id)
         if asking is not NOTHING:
@@ -314,6 +303,6 @@ class MuxTalk:
 
 
 def join_early(stream: Stream, reader: Early) -> None:
-    """Put a handshake reader in the place of the plain keeper of a stream."""
+    """Replace the plain keeper of a stream by a handshake reader."""
     stream._early = stream.peer = reader
     reader.peer = stream

@@ -1,4 +1,4 @@
-"""The server's side of a link: learns who the agent is, and whether it is welcome."""
+"""The server's side of a link: identifies the agent, and admits or refuses it."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from isthmus.wire.link_pb2 import Refusal as RefusalMessage
 class Membership:
     """What a server tells its agents about itself and the set of servers.
 
-    ``servers`` are ids, if known; ``features`` are this one's, said once, in its welcome.
+    ``servers`` are ids, if known; ``features`` are this server's, sent once, in its welcome.
     """
 
     server_id: ServerId
@@ -59,13 +59,13 @@ class Membership:
 
 
 class Decided(Protocol):
-    """Takes the verdict on an agent: "" or why it is not welcome."""
+    """Takes the decision on an agent: "" or the reason of the refusal."""
 
     def __call__(self, refusal: str, kind: Unwelcome = Unwelcome.NO_PROOF, /) -> None:
-        """Let the agent in, or turn it away."""
+        """Admit or refuse the agent."""
 
 
-#: Asks whether an agent with this token is welcome; answers now or later.
+#: Decides whether to admit an agent with this token; answers now or later.
 Admit = Callable[["AgentLink", str, Decided], None]
 
 
@@ -74,17 +74,17 @@ def _any_bytes(source: str, size: int) -> bool:
 
 
 def _everybody(link: AgentLink, token: str, decided: Decided) -> None:
-    """Admit every agent that TLS admitted."""
+    """Admit every agent that passed TLS."""
     decided("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentHooks:
-    """Who hears what of the links to agents.
+    """Callbacks for the events of links to agents.
 
-    ``on_dial`` hears what the agent asks for: nothing that such a dial says of itself is proved,
-    only who the agent is. ``may_read`` is asked about everything that comes from an address before
-    its agent is welcome.
+    ``on_dial`` receives the agent's requests: the agent is authenticated, but nothing that such a
+    dial says about itself is proved. ``may_read`` is called for all bytes from an address before
+    its agent is admitted.
     """
 
     membership: Callable[[], Membership]
@@ -98,8 +98,8 @@ class AgentHooks:
 class AgentLink(Link):
     """A link to an agent, as a server sees it.
 
-    ``features`` is what the agent says that it can do; None: it says nothing, as konnectivity's own
-    does.
+    ``features`` are the features that the agent announced; None: none announced, as with
+    konnectivity's own.
     """
 
     def __init__(
@@ -112,16 +112,16 @@ class AgentLink(Link):
         handshake_s: float | None = None,
     ) -> None:
         self._hooks = hooks
-        self.unproven_bytes = 0  # that it said before it was welcome
+        self.unproven_bytes = 0  # received before it was admitted
         self.agent_id = AgentId("")
         self.identifiers = Identifiers()
         self.labels: dict[str, str] = {}
         self.zone = ""
-        self.network = ""  # konnectivity's agents name none
+        self.network = ""  # empty for konnectivity's agents
         self.features: frozenset[str] | None = None
-        self.relays = False  # it is another server, which opens relayed dials and takes none
-        self.is_extra = False  # this agent has another link already
-        self.audited = False  # why it was refused has been said
+        self.relays = False  # the peer is a server, which opens relayed dials and accepts none
+        self.is_extra = False  # this agent already has another link
+        self.audited = False  # the refusal was audited
         self.refused_as = Unwelcome.NO_PROOF
         super().__init__(
             terms,
@@ -145,7 +145,7 @@ class AgentLink(Link):
 
     @override
     def choose_talk(self, alpn: str | None) -> MuxServerTalk | GrpcServerTalk:
-        """Our own protocol with our own agents and servers, konnectivity's with every other."""
+        """Our own protocol with Isthmus programs, konnectivity's with all others."""
         if alpn == RELAY_ALPN:
             self.relays = self.divides = True
             return MuxServerTalk(self)
@@ -153,7 +153,7 @@ class AgentLink(Link):
 
     @override
     def secured(self) -> None:
-        """Until the agent is welcome, what it says is counted."""
+        """Count the agent's bytes until it is admitted."""
         super().secured()
         session = self.carrier.session
         if session is not None and not self.ready:
@@ -170,7 +170,7 @@ class AgentLink(Link):
         token: str,
         features: frozenset[str] | None = None,
     ) -> None:
-        """The agent said who it is, within the bounds of hello_fault: see whether it is welcome."""
+        """The agent sent its greeting, within the limits of hello_fault: decide on it."""
         self.agent_id = AgentId(agent_id)
         self.identifiers = identifiers
         self.labels = labels
@@ -181,18 +181,18 @@ class AgentLink(Link):
         self._hooks.admit(self, token, self._decided)
 
     def turn_away(self, reason: str, kind: Unwelcome) -> None:
-        """Refuse the agent; the kind is for a talk that can say it."""
+        """Refuse the agent; ``kind`` is for a talk that can express it."""
         self.refused_as = kind
         self.refuse(reason)
 
     def _decided(self, refusal: str, kind: Unwelcome = Unwelcome.NO_PROOF, /) -> None:
         if self.closed_because or self._closing:
-            return  # it did not wait for the verdict
+            return  # the agent left before the decision
         if refusal:
             self.turn_away(refusal, kind)
             return
         if self.identity is not ANONYMOUS:
-            self.pays_as(self.identity)  # whose token it is, where that is the proof
+            self.pays_as(self.identity)  # the owner of the token, if a token is the proof
         assert isinstance(self.talk, MuxServerTalk | GrpcServerTalk)
         self.talk.welcome(self._hooks.membership())
         counted = self.carrier.session
@@ -203,18 +203,18 @@ class AgentLink(Link):
         self._hooks.on_ready(self)
 
     def tell_agents(self, number: int) -> None:
-        """Tell another server how many agents could take its dials."""
+        """Tell another server how many agents could serve its dials."""
         if self.ready and isinstance(self.talk, MuxServerTalk):
             self.talk.tell_agents(number)
 
     def tell_membership(self) -> None:
-        """The set of servers changed: tell an agent that can hear it."""
+        """The set of servers changed: tell an agent that supports this."""
         if self.ready and isinstance(self.talk, MuxServerTalk):
             self.talk.tell_membership(self._hooks.membership())
 
 
 class MuxServerTalk(MuxTalk):
-    """Waits for Hello, answers Welcome."""
+    """Waits for Hello and answers Welcome."""
 
     def __init__(self, link: AgentLink) -> None:
         super().__init__(link, client=False)
@@ -222,25 +222,25 @@ class MuxServerTalk(MuxTalk):
         self._greeted = False
 
     def begin(self) -> None:
-        """Begin our streams small; the agent opens the control stream."""
+        """Start our streams with small windows; the agent opens the control stream."""
         self.session.first_window = STREAM_WINDOW_BYTES
 
     def accept_stream(self, stream: Stream) -> None:
-        """The first stream is the control stream, every other is a dial."""
+        """Treat the first stream as the control stream, every other as a dial."""
         if self.control is None:
             self.attach_control(stream)
         else:
             super().accept_stream(stream)
 
     def told(self, message: Control) -> None:
-        """Take Hello, once; the rest both sides know."""
+        """Handle Hello, once, and common messages."""
         if message.HasField("hello"):
             if self._greeted:
                 raise ProtocolError("link: second hello")
             self._greeted = True
             hello = message.hello
             if hello.relay != self._agent_link.relays:
-                raise ProtocolError("link: a hello of the other kind than ALPN said")
+                raise ProtocolError("link: the kind of hello differs from ALPN")
             labels = dict(hello.labels)
             fault = hello_fault(
                 agent_id=hello.agent_id,
@@ -272,7 +272,7 @@ class MuxServerTalk(MuxTalk):
             super().told(message)
 
     def welcome(self, membership: Membership) -> None:
-        """Say who we are, and how many."""
+        """Send our id and the number of servers."""
         self.tell(
             Control(
                 welcome=Welcome(
@@ -288,11 +288,10 @@ class MuxServerTalk(MuxTalk):
         )
 
     def tell_agents(self, number: int) -> None:
-        """To another server: so many agents could take its dials."""
+        """Tell another server how many agents could serve its dials."""
         self.tell(Control(load=Load(agents=number)))
 
     def tell_membership(self, membership: Membership) -> None:
-        """The set of servers changed."""
         self.tell(
             Control(
                 membership=MembershipMessage(
@@ -302,11 +301,10 @@ class MuxServerTalk(MuxTalk):
         )
 
     def refuse(self, reason: str) -> None:
-        """Say why the agent is not welcome."""
         self.tell(Control(refusal=RefusalMessage(reason=reason)))
 
 
-#: Go's agent logs the status and comes again whatever it is; people and other agents can tell.
+#: Go's agent logs the status and retries whatever it is; people and other agents can use it.
 STATUS = {
     Unwelcome.BAD_HELLO: Status.INVALID_ARGUMENT,
     Unwelcome.NO_PROOF: Status.UNAUTHENTICATED,
@@ -316,10 +314,10 @@ STATUS = {
 
 
 class GrpcServerTalk(GrpcTalk):
-    """Any konnectivity agent calls, and is dialed through."""
+    """The server's side of a call from a konnectivity agent."""
 
     def __init__(self, link: AgentLink) -> None:
-        # Go's agent answers pings however often they come; silence is noticed as on our own links.
+        # Go's agent answers pings at any rate; liveness is checked as on our own links.
         super().__init__(
             link,
             client=False,
@@ -334,7 +332,7 @@ class GrpcServerTalk(GrpcTalk):
         self.session.on_request = self._request
 
     def begin(self) -> None:
-        """The agent calls."""
+        """Do nothing: the agent calls."""
 
     def _request(self, stream: Http2Stream, headers: Headers) -> Handler:
         refusal = request_problem(headers)
@@ -342,17 +340,19 @@ class GrpcServerTalk(GrpcTalk):
             path = plain(header(headers, b":path"))
             refusal = _no(Status.UNIMPLEMENTED, f"unknown method {path}")
         if refusal is None and self._call is not None:
-            refusal = _no(Status.ALREADY_EXISTS, "this connection has its call")
+            refusal = _no(Status.ALREADY_EXISTS, "this connection already has a call")
         if refusal is None:
             refusal = self._greeted(stream, headers)
         if refusal is not None:
             self._refused += 1
             if self._refused > _MOST_REFUSED:
-                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "too many requests that are no call")
+                raise Http2Error(
+                    ErrorCode.ENHANCE_YOUR_CALM, "too many requests other than the call"
+                )
             stream.send_headers(tuple(refusal.to_headers()), end=True)
             bad_hello = refusal.http_status == 200 and refusal.status is Status.INVALID_ARGUMENT
             if bad_hello and self._call is None:
-                # An agent that will not do better. Not now: this is called while reading.
+                # The agent will not improve. Close later: this is called while reading.
                 self.link.loop.call_soon(self.link.refuse, refusal.message)
             return NOBODY
         return self.packets if self._agent_link.ready and self.packets is not None else NOBODY
@@ -388,8 +388,8 @@ class GrpcServerTalk(GrpcTalk):
         self._call = stream
         self._half_closes = HALF_CLOSE in fields
         self.peer_process = process_in(fields.get(PROCESS, ()))
-        # Heard when it is welcome: until then nobody has proved anything, and Go's agent waits for
-        # our headers before it says a word.
+        # Answered only after admission: before, the agent is unauthenticated, and Go's agent waits
+        # for our headers before it sends anything.
         self.packets = PacketLink(
             stream,
             self,
@@ -411,10 +411,10 @@ class GrpcServerTalk(GrpcTalk):
         return None
 
     def welcome(self, membership: Membership) -> None:
-        """Say who we are, and how many."""
+        """Send our id and the number of servers."""
         assert self._call is not None and self.packets is not None
         self._call.handler = self.packets
-        # An agent that can half-close is one of ours.
+        # An agent that supports half-closes is an Isthmus agent.
         process = self._agent_link.terms.process.encode()
         features = features_header(membership.features)
         extra = ((HALF_CLOSE, b"1"), (PROCESS, process), features) if self._half_closes else ()
@@ -429,7 +429,6 @@ class GrpcServerTalk(GrpcTalk):
         )
 
     def refuse(self, reason: str) -> None:
-        """Say why the agent is not welcome."""
         if self._call is not None:
             self._call.send_headers(
                 (
@@ -443,15 +442,15 @@ class GrpcServerTalk(GrpcTalk):
     def drain(self, *, turn_away: bool = False) -> None:
         """Ask an Isthmus agent to open nothing more.
 
-        Go's drops its tunnels at GOAWAY and opens nothing, so that it is told nothing.
+        Go's agent drops its tunnels at GOAWAY and opens nothing itself, so it is not told.
         """
         if self._agent_link.features is not None:
             super().drain()
 
     def asked(self, protocol: str, address: str, random: int, ours: bytes) -> None:
-        """The agent wants a connection: one that is full, or leaves, gives none."""
+        """The agent requests a connection; a full or closing link refuses."""
         if not self.link.ready:
-            return  # it hears that the link is gone, and asks elsewhere
+            return  # the agent will see the link end, and ask elsewhere
         if self.full:
             assert self.packets is not None
             self.packets.refuse(random, _FULL)
@@ -459,14 +458,14 @@ class GrpcServerTalk(GrpcTalk):
         super().asked(protocol, address, random, ours)
 
     def nonsense(self, asked: str, random: int, ours: bytes, why: str) -> None:
-        """Let it be refused by who refuses the rest: it is counted and audited like that."""
+        """Pass it on to be refused there, so that it is counted and audited."""
         self.take(asked[:_MAX_ASKED_CHARS], random, ours)
 
 
 _MAX_ASKED_CHARS = 300
-#: An agent makes one call; some more are for people with curl.
+#: An agent makes one call; the rest allows for people who try curl.
 _MOST_REFUSED = 16
-_FULL = "dial tcp: socket: too many open files: this link carries all the connections it may"
+_FULL = "dial tcp: socket: too many open files: this link is at its limit of connections"
 
 
 def _no(status: Status, message: str) -> Refusal:
@@ -477,14 +476,14 @@ def _text(raw: bytes) -> str:
     return raw.decode("utf-8", "replace")
 
 
-#: A Hello has 64 KiB at most, a call of konnectivity's about as much; with room for frames.
+#: A Hello has at most 64 KiB, konnectivity's call about as much; with room for frames.
 MAX_UNPROVEN_BYTES = 128 * 1024
 
 
 class Unproven:
-    """Counts what is read from an agent before it is welcome: never more than a greeting takes.
+    """Counts what is read from an agent before it is admitted: never more than a greeting needs.
 
-    Stands between the carrier and the session until then; a link that is ready pays nothing.
+    Stands between the carrier and the session until then; an admitted link pays nothing for it.
     """
 
     __slots__ = ("_may_read", "_source", "read_bytes", "session")
@@ -496,26 +495,23 @@ class Unproven:
         self._may_read = may_read
 
     def heard(self) -> None:
-        """Bytes arrived."""
         self.session.heard()
 
     def receive(self, view: memoryview) -> None:
-        """Take them.
+        """Count and pass on received bytes.
 
         Raises:
-            ProtocolError: they are too many of somebody who has not shown who it is.
+            ProtocolError: too many bytes before authentication.
         """
         self.read_bytes += len(view)
         if self.read_bytes > MAX_UNPROVEN_BYTES or not self._may_read(self._source, len(view)):
             raise ProtocolError(
-                f"link: the peer sent {self.read_bytes} bytes without showing who it is"
+                f"link: the peer sent {self.read_bytes} bytes before authentication"
             )
         self.session.receive(view)
 
     def flush(self) -> None:
-        """Write out what this batch of events made."""
         self.session.flush()
 
     def resume(self) -> None:
-        """There is room for more."""
         self.session.resume()

@@ -1,4 +1,4 @@
-"""What both protocols of a link share: the interface of a conversation, and the greeting."""
+"""The common part of both link protocols: the interface of a talk, and the greeting."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ Told = Callable[[DialResult | None], None]
 
 
 def choose(alpn: str | None, only: str) -> bool:
-    """Tell whether it is our own protocol that was negotiated; ``only`` is ``--link``'s value.
+    """Whether our own protocol was negotiated; ``only`` is the value of ``--link``.
 
-    A peer that negotiated nothing knows no ALPN, or nothing that we offered: only konnectivity's
-    may be meant, and its first bytes will tell.
+    Without ALPN, or without a common protocol, the peer can only mean konnectivity's;
+    its first bytes will tell.
 
     Raises:
-        ProtocolError: the peer does not speak the one that we are told to speak.
+        ProtocolError: the peer does not support the required protocol.
     """
     mux = is_ours(alpn)
     if only == ("grpc" if mux else "mux"):
-        raise ProtocolError(f"peer does not speak what --link={only} asks for (ALPN {alpn!r})")
+        raise ProtocolError(f"peer does not support the protocol of --link={only} (ALPN {alpn!r})")
     return mux
 
 
 class Talk(Protocol):
-    """One side of a conversation over a link, from the TLS handshake to its end."""
+    """One side of the protocol on a link, from the TLS handshake to its end."""
 
     @property
     def name(self) -> str:
@@ -61,67 +61,67 @@ class Talk(Protocol):
 
     @property
     def session(self) -> Carried:
-        """What the carrier feeds."""
+        """The session that the carrier feeds."""
 
     @property
     def can_open(self) -> bool:
-        """One more dial can be sent."""
+        """Whether another dial can be sent."""
 
     @property
     def full(self) -> bool:
-        """It carries all the dials it can, and would otherwise take more."""
+        """Whether only the limit of dials prevents another one."""
 
     @property
     def load(self) -> int:
-        """How many dials and tunnels it carries."""
+        """The number of dials and tunnels."""
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that came and that full sinks have not taken."""
+        """Received bytes that full sinks have not taken."""
 
     @property
     def window_growth_bytes(self) -> int:
-        """By how much receiving windows have grown, in all; 0 where connections have none."""
+        """The total growth of receive windows; 0 if connections have none."""
 
     @property
     def window_growth_peak_bytes(self) -> int:
-        """The most that it ever was."""
+        """The largest total growth so far."""
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes that wait for all of it, because the peer does not take them."""
+        """Bytes that wait in a shared queue, because the peer does not take them."""
 
     @property
     def round_trip_s(self) -> float:
-        """The last round trip; 0 before the first."""
+        """The last measured round trip; 0 before the first."""
 
     @property
     def unanswered_s(self) -> float:
-        """For how long a ping has waited for its answer; 0 when none does."""
+        """How long a ping has been unanswered; 0 without one."""
 
     @property
     def peer_drains(self) -> bool:
-        """The peer said that it takes nothing new."""
+        """Whether the peer announced that it accepts nothing new."""
 
     @property
     def worn(self) -> bool:
-        """It should be replaced when it is idle."""
+        """Whether it should be replaced when idle."""
 
     @property
     def unsent(self) -> bool:
-        """Something waits for the carrier."""
+        """Whether frames or data wait for the carrier."""
 
     def pays_by(self, account: Account) -> None:
-        """Who the peer is has become known: this account pays from now on."""
+        """The peer is authenticated: this account pays from now on."""
 
     def begin(self) -> None:
-        """The carrier is secured: say hello, or wait for it."""
+        """TLS is established: send hello, or wait for it."""
 
     def be_ready(self) -> None:
-        """Both have said hello."""
+        """Both sides are greeted: measure the round trip."""
 
     def probe(self) -> None:
-        """Ask for a sign of life now, where the peer lets itself be asked at any time."""
+        """Ping now, if the peer allows pings at any time."""
 
     def open_dial(
         self,
@@ -132,101 +132,101 @@ class Talk(Protocol):
         told: Told,
         account: Account | None = None,
     ) -> BaseEnd | None:
-        """Ask the peer to dial; None when it can take no more.
+        """Ask the peer to dial; None if it is full.
 
-        ``account`` pays for what the tunnel makes us keep; None: that of the link.
+        ``account`` pays for the tunnel's memory; None: that of the link.
         """
 
     def drain(self, *, turn_away: bool = False) -> None:
-        """Ask for no new dials; ``turn_away``: reset those that come, where the protocol can."""
+        """Ask for no new dials; ``turn_away``: reset those that still arrive, if possible."""
 
     def go_away(self) -> None:
-        """Say goodbye, in good order."""
+        """Announce the end of the link."""
 
     def violated(self) -> None:
-        """Say that the peer broke the rules."""
+        """Tell the peer that it violated the protocol."""
 
     def refuse(self, reason: str) -> None:
-        """Say why the peer is not welcome."""
+        """Tell the peer why it is refused."""
 
     def flush(self) -> None:
-        """Write out what was said."""
+        """Write queued frames."""
 
     def tick(self) -> bool:
-        """Look after the conversation, once a second; False when the peer is dead."""
+        """Periodic work, once a second; False when the peer is dead."""
 
     def lost(self, reason: Ending) -> None:
         """The carrier is gone: reset every tunnel."""
 
 
 class Incoming(Protocol):
-    """A dial that the peer asks for, and the way to answer it."""
+    """A dial that the peer requests, and how to answer it."""
 
     answered: bool
     on_cancelled: Callable[[], None] | None
 
     @property
     def host(self) -> str:
-        """Where it wants to go."""
+        """The host of the target."""
 
     @property
     def port(self) -> int:
-        """Where it wants to go."""
+        """The port of the target."""
 
     @property
     def timeout_s(self) -> float:
-        """How long the other program waits for the answer; 0 if it did not say."""
+        """How long the other program waits for the answer; 0 if not announced."""
 
     @property
     def link_id(self) -> int:
-        """By which link it came."""
+        """The link on which it arrived."""
 
     @property
     def connection_id(self) -> str:
-        """What the other program calls it; empty if it does not say."""
+        """The other program's id of the connection; empty if not sent."""
 
     @property
     def requester(self) -> Identity:
-        """Who wants it, as the other program says."""
+        """The requester, as the other program names it."""
 
     @property
     def asking(self) -> RequestMetadata:
-        """What else is said about it, and its trace, as the other program passes it on."""
+        """The client's metadata and trace, as the other program passed them on."""
 
     def accept(self, address: str, traffic: TrafficClass | None = None) -> BaseEnd:
-        """Say that the target is reached; gives the end to join to it.
+        """Report that the target was reached; returns the end to join to it.
 
         ``traffic`` is the class that we choose; None: the other program chose it.
         """
 
     def refuse(self, failure: DialFailure, detail: str) -> None:
-        """Say why not."""
+        """Report the failure."""
 
 
-#: The request header in which our agents name their network over gRPC; Hello has a field for it.
+#: The request header in which Isthmus agents name their network over gRPC; Hello has a field.
 NETWORK = b"isthmus-network"
 #: The same for their zone; Hello has it among the labels.
 ZONE = b"isthmus-zone"
-#: The header in which our programs name their features over gRPC, both ways; Hello and Welcome have
-#: a field for it.
+#: The header in which Isthmus programs name their features over gRPC, in both directions; Hello
+#: and Welcome have a field for it.
 FEATURES = b"isthmus-features"
-#: What a program's connection ids begin with, both ways. Konnectivity's packets have room for a
-#: number only: the rest of the id, which is what Go's programs log as dialID.
+#: The prefix of a program's connection ids, in both directions. Konnectivity's packets have room
+#: for a number only: the rest of the id, which Go's programs log as dialID.
 PROCESS = b"isthmus-process"
 
-# What a peer says goes into logs as it is.
+# The peer's text goes into logs unchanged.
 _WORD = re.compile(rf"[A-Za-z0-9._-]{{1,{MAX_FEATURE_CHARS}}}", re.ASCII)
 #: Maximum size of the header: all identifiers with their commas.
 _MAX_FEATURES_BYTES = MAX_FEATURES * (MAX_FEATURE_CHARS + 2)
 
 
 def features_said(names: Iterable[str]) -> frozenset[str]:
-    """What a peer says that it can do, as far as those can be names of features."""
+    """The features that a peer announced, as far as they are valid names."""
     return frozenset(islice(filter(_WORD.fullmatch, names), MAX_FEATURES))
 
 
 def features_in(values: Iterable[bytes]) -> frozenset[str] | None:
-    """The same of the values of the header; None: there is none."""
+    """The same, from the values of the header; None without the header."""
     said = list(values)
     if not said:
         return None
@@ -235,12 +235,12 @@ def features_in(values: Iterable[bytes]) -> frozenset[str] | None:
 
 
 def features_header(names: Iterable[str]) -> tuple[bytes, bytes]:
-    """Say our own; saying that there are none also says that the program is ours."""
+    """The header with our features; an empty one still identifies an Isthmus program."""
     return FEATURES, ",".join(names).encode("ascii", "replace")
 
 
 def process_in(values: Iterable[bytes]) -> str:
-    """What the peer's connection ids begin with; empty: it does not say, or nothing usable."""
+    """The prefix of the peer's connection ids; empty if not sent or invalid."""
     said = next(iter(values), b"")[: MAX_FEATURE_CHARS + 1].decode("ascii", "replace")
     return said if _WORD.fullmatch(said) else ""
 
@@ -248,9 +248,9 @@ def process_in(values: Iterable[bytes]) -> str:
 def hello_fault(
     *, agent_id: str, identifiers: str, labels: Mapping[str, str], network: str, token: str
 ) -> str:
-    """Say which text of a greeting is missing or too long; empty: none.
+    """The text of a greeting that is missing or too long; empty if none.
 
-    Asked before anything is made of them: whoever greets has not proved who it is.
+    Checked before any use: the sender of a greeting is not authenticated yet.
     """
     if not agent_id:
         return "agent id is empty"

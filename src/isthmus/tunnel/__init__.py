@@ -1,1 +1,1 @@
-"""The data path, purely: ends, join, and the multiplexing session with its flow control."""
+"""The data path without I/O: ends, join, and the multiplexing session with its flow control."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from heapq import nlargest
 
-#: A slowed peer must get this far inside its share before it goes at full speed again.
+#: A slowed peer must be this far below its share to return to full speed.
 _ROOM = 4  # a quarter
 #: Peers that hold more than this part of the budget are counted when a share is computed. _LARGE is
 #: the usual bound, so that many peers that hold next to nothing do not make shares small; _MEDIUM
@@ -32,23 +32,24 @@ _LARGE, _MEDIUM = 64, 1024
 #: This part of the budget is reserved for peers that hold little when others have used up the rest.
 _RESERVE = 8
 
-#: The reason that a refused client is given.
+#: The reason sent to a refused client.
 OVER_SHARE = "the memory budget is used up, and this client holds more than its share"
 
 
 class Budget:
-    """The bytes that a process keeps on behalf of its peers."""
+    """The bytes that a process keeps for its peers."""
 
     def __init__(self, total_bytes: int) -> None:
         self.total_bytes = total_bytes
         self.used_bytes = 0
         self.most_used_bytes = 0
-        #: How often a peer was over its share when it asked, or caused, more to be kept.
+        #: How often a peer over its share asked for, or caused, more memory use.
         self.over_share = 0
-        #: How many peers hold a lot, how many at least a little, and the bounds for both.
+        #: The number of peers that hold a lot, of those that hold a little or more, and both
+        #: bounds.
         self.large = self.medium = 0
         self.large_bytes, self.medium_bytes = total_bytes // _LARGE, total_bytes // _MEDIUM
-        #: What peers that do not hold a lot keep together.
+        #: The bytes held by all peers that do not hold a lot.
         self.small_bytes = 0
         self._accounts: dict[Hashable, Account] = {}
 
@@ -56,7 +57,7 @@ class Budget:
         return f"<Budget {self.used_bytes} of {self.total_bytes}, {len(self._accounts)} peers>"
 
     def account(self, peer: Hashable) -> Account:
-        """Open the account of a peer, or join those that have it open; ``close`` it once."""
+        """Open the account of a peer, or share one that is open; ``close`` it once."""
         account = self._accounts.get(peer)
         if account is None:
             account = self._accounts[peer] = Account(self, peer)
@@ -68,23 +69,23 @@ class Budget:
         return (self._accounts.get(peer) or Account(self, peer)).allows(size)
 
     def may_not_open(self, peer: Hashable) -> bool:
-        """Tell whether nothing is left, and this peer holds more than its share."""
+        """Whether the budget is used up and this peer holds more than its share."""
         account = self._accounts.get(peer)
         return account is not None and account.may_not_open
 
     @property
     def share_bytes(self) -> int:
-        """What is free, and with that what any one peer may hold right now."""
+        """The free bytes, which is also what any one peer may hold right now."""
         return max(self.total_bytes - self.used_bytes, 0)
 
     @property
     def exhausted(self) -> bool:
-        """Nothing is left for anybody but those who hold less than their share."""
+        """Whether the budget is used up, except for peers below their share."""
         return self.used_bytes >= self.total_bytes
 
     @property
     def peers(self) -> int:
-        """How many accounts are open."""
+        """The number of open accounts."""
         return len(self._accounts)
 
     def largest(self, most: int) -> list[Account]:
@@ -92,13 +93,13 @@ class Budget:
         return nlargest(most, self._accounts.values(), key=lambda it: it.used_bytes)
 
     def drop(self, account: Account) -> None:
-        """Forget an account that nobody uses and that holds nothing."""
+        """Remove an account without users that holds nothing."""
         if self._accounts.get(account.peer) is account:
             del self._accounts[account.peer]
 
 
 class Account:
-    """What is kept on behalf of one peer, by every connection of it."""
+    """The bytes kept for one peer by all its connections."""
 
     __slots__ = (
         "_inside",
@@ -117,7 +118,7 @@ class Account:
         self.parent = parent
         self.used_bytes = 0
         self.users = 0
-        #: How many of those inside hold a lot, and how many at least a little.
+        #: The number of inner accounts that hold a lot, and of those that hold a little or more.
         self.large = self.medium = 0
         self._inside: dict[Hashable, Account] | None = None
 
@@ -125,7 +126,7 @@ class Account:
         return f"<Account {self.peer!r}, {self.used_bytes} bytes>"
 
     def inside(self, peer: Hashable) -> Account:
-        """Open an account inside this one, or join those that have it open; ``close`` it once."""
+        """Open an account inside this one, or share one that is open; ``close`` it once."""
         if self._inside is None:
             self._inside = {}
         account = self._inside.get(peer)
@@ -137,16 +138,16 @@ class Account:
 
     @property
     def divided(self) -> bool:
-        """There are accounts inside it."""
+        """Whether it contains accounts."""
         return bool(self._inside)
 
     def join(self) -> Account:
-        """One user more, who closes it as well."""
+        """Add a user, which must also ``close`` it."""
         self.users += 1
         return self
 
     # Every dial opens a stream and closes it. Two steps in one call, and no further call for an
-    # account that holds little and stays open: as calls of their own the steps took 4 % of a dial.
+    # account that holds little and stays open: separate calls took 4 % of a dial.
 
     def enter(self, size: int) -> Account:
         """``join`` and ``hold``."""
@@ -164,7 +165,7 @@ class Account:
         return self
 
     def admit(self, size: int) -> bool:
-        """``take``, and ``join`` if that is granted."""
+        """``take``, and ``join`` if granted."""
         budget = self.budget
         used, total = self.used_bytes + size, budget.used_bytes + size
         room = self.parent is None and used + total <= budget.total_bytes
@@ -194,9 +195,9 @@ class Account:
             self.give_back(size)
 
     def take_over(self, size: int, before: Account) -> None:
-        """``hold`` what another paid for so far, which a user of it leaves with."""
+        """``hold`` bytes that another account paid for, and leave that account."""
         if self.parent is before and self.used_bytes + size <= self.budget.medium_bytes:
-            # What is inside an account counts for it already, and keeps it open.
+            # The bytes of an inner account count for it already, and keep it open.
             self.used_bytes += size
             before.users -= 1
         else:
@@ -205,7 +206,7 @@ class Account:
 
     @property
     def share_bytes(self) -> int:
-        """What it may hold right now: what is free, and at least its part among the large ones."""
+        """The bytes it may hold now: the free bytes, but at least its part among the large ones."""
         return self._share(0)
 
     def _share(self, more: int) -> int:
@@ -217,15 +218,15 @@ class Account:
         if free + whole // _RESERVE >= 0:
             also = 1 if self.used_bytes > budget.large_bytes else 2
             part = max(whole // (among.large + also), budget.large_bytes)
-        else:  # many peers hold a little each, and too much together
+        else:  # many peers hold a little each, but too much together
             also = 1 if self.used_bytes > budget.medium_bytes else 2
             part = max(whole // (among.medium + also), budget.medium_bytes)
         return free if free > part else part
 
     @property
     def over_share(self) -> bool:
-        """It holds more than its share: slow it."""
-        # Most of the time it holds next to nothing, or three quarters of the budget are free.
+        """Whether it holds more than its share and must be slowed."""
+        # Usually it holds almost nothing, or three quarters of the budget are free.
         used, budget = self.used_bytes, self.budget
         if used <= budget.medium_bytes or 4 * budget.used_bytes <= budget.total_bytes:
             return False
@@ -233,17 +234,17 @@ class Account:
 
     @property
     def may_not_open(self) -> bool:
-        """Nothing is left, and it holds more than its share: refuse what it asks for now."""
+        """Whether the budget is used up and it holds more than its share: refuse its requests."""
         return self.budget.exhausted and self.over_share
 
     @property
     def has_room(self) -> bool:
-        """It holds clearly less than its share."""
+        """Whether it holds clearly less than its share."""
         share = self.share_bytes
         return self.used_bytes <= share - share // _ROOM
 
     def take(self, size: int) -> bool:
-        """Charge before allocating; False: refuse, nothing was charged."""
+        """Charge before allocating; False: nothing was charged, refuse."""
         if not self.allows(size):
             self.budget.over_share += 1
             return False
@@ -256,7 +257,7 @@ class Account:
         if self.parent is None and (
             self.used_bytes + budget.used_bytes + 2 * size <= budget.total_bytes
         ):
-            return True  # mostly nearly all of it is free
+            return True  # usually almost all of the budget is free
         if self.used_bytes + size > self._share(size):
             return False
         reserve = budget.total_bytes // _RESERVE
@@ -266,7 +267,7 @@ class Account:
         return self.used_bytes + size <= budget.large_bytes and budget.small_bytes + size <= reserve
 
     def hold(self, size: int) -> bool:
-        """Charge bytes that have already arrived; False: the peer is over its share, slow it."""
+        """Charge bytes that have already arrived; False: the peer must be slowed."""
         self._charge(size)
         if self.used_bytes > self.budget.medium_bytes and self.over_share:
             self.budget.over_share += 1
@@ -295,7 +296,7 @@ class Account:
 
     @property
     def _among(self) -> Budget | Account:
-        """What it is a part of."""
+        """The budget or account that contains it."""
         return self.budget if self.parent is None else self.parent
 
     def give_back(self, size: int) -> None:
@@ -323,7 +324,7 @@ class Account:
         budget.used_bytes -= size
 
     def close(self) -> None:
-        """One user fewer; the account goes with the last, when it holds nothing."""
+        """Remove a user; without users and bytes the account is removed."""
         self.users -= 1
         if not self.users:
             self._drop_if_unused()
@@ -350,21 +351,21 @@ class Deposit:
         account.hold(size)
 
     def close(self) -> None:
-        """Give them back, if that was not done."""
+        """Give the bytes back, unless already done."""
         account, self._account = self._account, None
         if account is not None:
             account.give_back(self._size)
             account.close()
 
 
-#: What a stream costs besides the bytes that it holds.
+#: The memory of a stream besides the bytes that it holds.
 STREAM_BYTES = 1024
-#: What a sink that says full keeps besides, and does not speak of (net/raw.py).
+#: What a full sink keeps in addition and does not report (net/raw.py).
 FULL_SINK_BYTES = 64 * 1024
-#: What a peer may have under way on a stream whose account is over its share, and while nothing
-#: at all is left of the budget.
+#: What a peer may have in flight on a stream whose account is over its share, and while the
+#: budget is used up.
 SLOW_WINDOW, LEAST_WINDOW = 64 * 1024, 4 * 1024
-#: What a connection costs until it has shown who it is: buffers of TLS, and a first message.
+#: The memory of an unauthenticated connection: TLS buffers and a first message.
 HANDSHAKE_BYTES = 32 * 1024
-#: For a session that nobody gave a budget: a library, a test.
+#: For a session without a budget: in a library or a test.
 UNBOUNDED = Budget(2**62)

@@ -1,7 +1,7 @@
-"""What every end that is one gRPC call shares: messages in and out of one HTTP/2 stream.
+"""The common part of ends that are one gRPC call: messages in and out of one HTTP/2 stream.
 
-One stream is one connection, so that the stream's window is its back-pressure: a full sink holds
-credit back, for as long as it likes. How a call begins and ends differs by protocol and by side:
+One stream is one connection, so the stream's window provides the back-pressure: a full sink
+withholds credit as long as it needs. How a call begins and ends differs by protocol and side:
 payload.py is KEP-1281's, proxy_call.py (client) and proxy_end.py (server) are konnectivity's.
 """
 
@@ -20,12 +20,12 @@ from isthmus.wire.http2 import Headers
 
 #: The headers of a response that may carry messages.
 RESPONSE: Headers = ((b":status", b"200"), (b"content-type", b"application/grpc"))
-#: A message that is not whole is worth counting above this.
+#: An incomplete message is counted above this size.
 SMALL_MESSAGE = 4096
 
 
 class CallStage(Enum):
-    """How far a call is."""
+    """The state of a call."""
 
     NEW = "no dial yet"
     DIALING = "dialing"
@@ -35,29 +35,29 @@ class CallStage(Enum):
 
 
 class Caller(Protocol):
-    """Who makes a call. One of these is told, once."""
+    """The maker of a call. Exactly one method is called, once."""
 
     def dialed(self) -> None:
-        """The target is reached; the end may be joined."""
+        """The target was reached; the end may be joined."""
 
     def call_failed(self, status: Status, text: str) -> None:
-        """The call was over before its answer: in the server's words, why."""
+        """The call ended before its answer; ``text`` is the server's reason."""
 
     def not_called(self, text: str) -> None:
-        """The server refused the stream unseen: nothing was done, and the call may be repeated."""
+        """The server refused the stream without processing it: the call may be repeated."""
 
     def connection_lost(self, text: str) -> None:
-        """The connection went, and the answer with it."""
+        """The connection was lost before the answer."""
 
 
 class CallClient(Protocol):
-    """Who dials for a call."""
+    """The dialing side of a call."""
 
     def left(self) -> None:
         """The client gave up before the answer."""
 
     def broke_rules(self, what: str) -> None:
-        """The client sent what it may not; it was told."""
+        """The client violated the protocol and was told."""
 
 
 class CallStream(BaseEnd):
@@ -69,15 +69,15 @@ class CallStream(BaseEnd):
         self.init_end(early)
         self.stream: Http2Stream | None = None
         self.reader = reader
-        #: Views of the buffer that came: handed on before the next read.
+        #: Views of the read buffer, handed on before the next read.
         self.pieces: list[Piece] = []
-        self.saw_end = False  # a message said that no more data come
-        self._eof_in = False  # whoever is behind the stream sends nothing more
-        self._eof_out = False  # nor do we
+        self.saw_end = False  # a message announced the end of data
+        self._eof_in = False  # the other program sends nothing more
+        self._eof_out = False  # we send nothing more
 
     @property
     def backlog_bytes(self) -> int:
-        """How much waits to be sent, or did when the call was reset; heads included."""
+        """The bytes waiting to be sent, or that waited when the call was reset; heads included."""
         stream = self.stream
         return stream.out_bytes + stream.lost_bytes if stream is not None else 0
 
@@ -87,10 +87,10 @@ class CallStream(BaseEnd):
         return self.ending is None and self._eof_in != self._eof_out
 
     def pause_reading(self) -> None:
-        """The sink's False answers do the work."""
+        """Do nothing: False returned by the sink already withholds credit."""
 
     def resume_reading(self) -> None:
-        """Give the credit of what was held back."""
+        """Return the withheld credit."""
         if self.stream is not None:
             self.stream.release()
 
@@ -100,7 +100,7 @@ class CallStream(BaseEnd):
         self.peer.resume_reading()
 
     def got_data(self, stream: Http2Stream, view: memoryview) -> None:
-        """Gather payloads, so that one read makes one write."""
+        """Gather payloads, so that one read causes one write."""
         if self.ending is None:
             try:
                 self.reader.feed(view, self)
@@ -122,7 +122,7 @@ class CallStream(BaseEnd):
             self.data_ended()
 
     def hand_on(self) -> bool:
-        """Give the peer what was gathered; False when it is full."""
+        """Write the gathered bytes to the peer; False when it is full."""
         pieces = self.pieces
         if not pieces:
             return True
@@ -130,7 +130,7 @@ class CallStream(BaseEnd):
         pieces.clear()
         return self.peer.write(data) if data else True
 
-    # Given by each kind of call.
+    # Implemented by each kind of call.
 
     def got_payload(self, connect_id: int, piece: Piece) -> None:
         raise NotImplementedError
@@ -143,9 +143,9 @@ class CallStream(BaseEnd):
         raise NotImplementedError
 
     def violated(self, error: ProtocolError) -> None:
-        """What came is no stream of such messages."""
+        """The received bytes are not valid messages."""
         raise NotImplementedError
 
     def data_ended(self) -> None:
-        """A message said that no more data come, and everything before it was handed on."""
+        """A message announced the end of data, and everything before it was handed on."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""The end: the one interface of the data path, and join, which makes two ends peers.
+"""The end, the one interface of the data path, and join, which makes two ends peers.
 
-Data is calls: whoever reads bytes calls ``peer.write`` there and then. There is no queue, task,
-await or object per chunk. Socket ends live in net/, streams in stream.py.
+Data moves by calls: the reader of bytes calls ``peer.write`` immediately. There is no queue, task,
+await or object per chunk. Socket ends are in net/, streams in stream.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ EARLY_BYTES = 64 * 1024
 
 
 class Ending(Enum):
-    """How an end finished. Everything but CLEAN is a reset and travels as one."""
+    """How an end finished. Everything but CLEAN is a reset and is propagated as one."""
 
     CLEAN = "closed"
     RESET = "reset by peer"
@@ -40,28 +40,28 @@ class End(Protocol):
     bytes_written: int
 
     def write(self, data: bytes) -> bool:
-        """Take bytes towards this side; all of them, always.
+        """Take bytes towards this side; always accepts all of them.
 
-        False means full now: stop delivering. The peer hears resume_reading() later.
+        False means full: stop delivering until the peer's resume_reading() is called.
         """
 
     def write_eof(self) -> None:
-        """Half-close: nothing more will be written. What was written before arrives before it."""
+        """Half-close: nothing more will be written. Bytes written before arrive first."""
 
     def abort(self, reason: Ending) -> None:
-        """Reset this side, so that whoever is behind it sees an error and not an end of file."""
+        """Reset this side, so that the program behind it sees an error and not an end of file."""
 
     def pause_reading(self) -> None:
-        """Deliver nothing more to the peer (a stream: nothing past its credit) until resumed."""
+        """Stop delivering to the peer (a stream: beyond its credit) until resumed."""
 
     def resume_reading(self) -> None:
-        """Deliver again; may be called from inside write()."""
+        """Continue delivering; may be called from inside write()."""
 
     def start(self) -> None:
-        """The peer is known: deliver what came early, EOF and abort included."""
+        """The peer is set: deliver early bytes, EOF and abort."""
 
     def let_go(self) -> None:
-        """After write_eof: whoever is behind the peer reads nothing more, either.
+        """After write_eof: the program behind the peer no longer reads, either.
 
         An end that can close does so when everything is written; others do nothing.
         """
@@ -75,10 +75,10 @@ def join(a: End, b: End) -> None:
 
 
 class Early:
-    """The peer of an end that has none yet: keeps what comes early, within a bound.
+    """The peer of an end that has none yet: keeps early bytes, within a bound.
 
-    Past the bound it answers False, so the end stops reading. EOF and abort are remembered.
-    Handshake readers (a CONNECT head, a dial message) are subclasses that look at the bytes.
+    Past the bound it returns False, so the end stops reading. EOF and abort are remembered.
+    Handshake readers (a CONNECT head, a dial message) are subclasses that parse the bytes.
     """
 
     __slots__ = ("aborted", "buffer", "bytes_written", "eof", "limit", "peer")
@@ -92,32 +92,29 @@ class Early:
         self.aborted: Ending | None = None
 
     def write(self, data: bytes) -> bool:
-        """Keep the bytes; False once the bound is reached."""
         self.buffer += data
         return len(self.buffer) < self.limit
 
     def write_eof(self) -> None:
-        """Remember the end of file."""
         self.eof = True
 
     def abort(self, reason: Ending) -> None:
-        """Remember the reset."""
         self.aborted = reason
 
     def pause_reading(self) -> None:
-        """Nothing comes from here."""
+        """Do nothing: this end sends nothing."""
 
     def resume_reading(self) -> None:
-        """Nothing comes from here."""
+        """Do nothing: this end sends nothing."""
 
     def start(self) -> None:
-        """Nothing comes from here."""
+        """Do nothing: this end sends nothing."""
 
     def let_go(self) -> None:
-        """Nobody is there to close."""
+        """Do nothing: there is nothing to close."""
 
     def pass_on(self, to: End) -> bool:
-        """Deliver what was kept to the real peer; True if it can take more at once."""
+        """Deliver the kept bytes to the real peer; True if it can take more at once."""
         if self.aborted is not None:
             to.abort(self.aborted)
             return True
@@ -131,7 +128,7 @@ class Early:
 
 
 class Discard(Early):
-    """A peer that throws away what comes, for an end that only has to say goodbye."""
+    """A peer that discards everything, for an end that only has to finish."""
 
     __slots__ = ()
 
@@ -140,10 +137,10 @@ class Discard(Early):
 
 
 class Gone(Early):
-    """The peer of every end that has finished: takes anything and does nothing.
+    """The peer of every finished end: accepts anything and does nothing.
 
-    Two ends that kept each other would be freed only by the garbage collector, in pauses that
-    grow with the number of open tunnels; with this, a finished tunnel is freed at once.
+    Two ends that refer to each other would be freed only by the garbage collector, in pauses that
+    grow with the number of open tunnels; with this peer, a finished tunnel is freed at once.
     """
 
     __slots__ = ()
@@ -156,36 +153,37 @@ class Gone(Early):
         return True
 
     def write_eof(self) -> None:
-        """Nobody is there to half-close."""
+        """Do nothing: there is nothing to half-close."""
 
     def abort(self, reason: Ending) -> None:
-        """Nobody is there to reset."""
+        """Do nothing: there is nothing to reset."""
 
 
 GONE = Gone()
 
 
 def unsent(end: End) -> int:
-    """How many bytes an end has taken and not passed on."""
+    """The number of bytes that an end has accepted and not passed on."""
     if isinstance(end, Early):
-        return len(getattr(end, "buffer", b""))  # nobody's peer yet, or nobody's any more
+        return len(getattr(end, "buffer", b""))  # not a peer yet, or no longer
     waiting = getattr(end, "backlog_bytes", None)
     return int(waiting if waiting is not None else getattr(end, "out_bytes", 0))
 
 
 def nobody_listens(end: End, ending: Ending) -> None:
-    """Do nothing: the ``on_done`` of an end that nobody asks about."""
+    """Do nothing: the ``on_done`` of an end without an observer."""
 
 
 class BaseEnd:
-    """What every real end shares: the early keeper, the byte count, and the report when done.
+    """The common part of real ends: the keeper of early bytes, the byte count, and the final
+    report.
 
-    A mix-in without storage of its own, so that it can stand beside a socket class; the concrete
-    class puts END_SLOTS into its ``__slots__``. ``on_done`` is called exactly once, when both
-    directions have finished or on abort, and ``ending`` says how.
+    A mix-in without storage of its own, so that it can be combined with a socket class; the
+    concrete class puts END_SLOTS into its ``__slots__``. ``on_done`` is called exactly once, when
+    both directions have finished or on abort, with ``ending``.
     """
 
-    if not TYPE_CHECKING:  # a type checker would take them for the only fields
+    if not TYPE_CHECKING:  # a type checker would treat these as the only fields
         __slots__ = ()
 
     peer: End
@@ -195,7 +193,7 @@ class BaseEnd:
     _early: Early | None
 
     def init_end(self, early: Early | None = None) -> None:
-        """Set the fields; ``early`` is a handshake reader, or None for one that only keeps."""
+        """Set the fields; ``early`` is a handshake reader, or None to only keep bytes."""
         self._early = self.peer = early if early is not None else Early()
         self._early.peer = self
         self.bytes_written = 0
@@ -203,10 +201,10 @@ class BaseEnd:
         self.on_done = nobody_listens
 
     def start(self) -> None:
-        """Hand over what came early to the peer that is now known."""
+        """Hand over early bytes to the peer that is now set."""
         early, self._early = self._early, None
         if early is None:
-            if self.ending not in (None, Ending.CLEAN):  # reset before it had a peer to tell
+            if self.ending not in (None, Ending.CLEAN):  # reset before it had a peer
                 peer, self.peer = self.peer, GONE
                 peer.abort(self.ending)
             return
@@ -219,13 +217,13 @@ class BaseEnd:
     def let_go(self) -> None: ...
 
     def finish(self, ending: Ending) -> None:
-        """Report once how this end finished, and let go of everything it knew."""
+        """Report once how this end finished, and drop all references."""
         self.ending = ending
         on_done, self.on_done = self.on_done, nobody_listens
         self.peer, self._early = GONE, None
         on_done(self, ending)
 
-    if TYPE_CHECKING:  # given by the concrete class; at run time a stub here would hide it
+    if TYPE_CHECKING:  # implemented by the concrete class; a stub here would hide it
 
         def write(self, data: bytes) -> bool: ...
 

@@ -1,9 +1,9 @@
 """A tunnel that may be dialed again while no byte has flowed either way.
 
-Its target is reached and its client knows that. If the link is lost now, nothing of either side
-has reached the other, so that another connection to the target is as good as the first. From the
-first byte, half-close or reset on it is a tunnel like any other: the two ends are joined, and what
-stood between them is gone. Who dials again, and for how long, is not decided here.
+The target was reached and the client knows it. If the link is lost now, no byte of either side
+has reached the other, so another connection to the target is equivalent. From the first byte,
+half-close or reset on, the tunnel is like any other: the two ends are joined directly, and the
+observers between them are removed. The caller decides how to dial again, and for how long.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from isthmus.values import DialOutcome
 
 
 class Cancellable(Protocol):
-    """A dial under way."""
+    """A pending dial."""
 
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """Cancel: the result is no longer wanted."""
 
 
-#: Dials again for a tunnel: the dial, or None if nobody can be asked. It tells the tunnel by
-#: ``dialed_again`` or ``not_dialed_again``, perhaps before this returns.
+#: Dials again for a tunnel: the dial, or None if there is no other agent. Reports to the tunnel
+#: with ``dialed_again`` or ``not_dialed_again``, possibly before this returns.
 DialAgain = Callable[["UntouchedTunnel"], Cancellable | None]
 
 
 class _TowardsFar(Early):
-    """The client's peer until the first byte; keeps what it says while somebody dials again."""
+    """The client's peer until the first byte; keeps the client's bytes during a new dial."""
 
     __slots__ = ("tunnel",)
 
@@ -49,7 +49,7 @@ class _TowardsFar(Early):
             self.tunnel.touched()[0].write_eof()
 
     def abort(self, reason: Ending) -> None:
-        """The client is gone."""
+        """Cancel: the client is gone."""
         if self.tunnel.dialing:
             self.tunnel.give_up(reason)
         else:
@@ -85,7 +85,7 @@ class _TowardsClient(Early):
         self.tunnel.touched()[1].write_eof()
 
     def abort(self, reason: Ending) -> None:
-        """The far end is gone: dial again, if it was its link that was lost."""
+        """The far end is gone: dial again if its link was lost."""
         self.tunnel.far_gone(reason)
 
     def pause_reading(self) -> None:
@@ -99,28 +99,28 @@ class _TowardsClient(Early):
 
 
 class UntouchedTunnel(Tunnel):
-    """See Tunnel; ``again`` is asked when the link is lost before the first byte.
+    """A Tunnel that calls ``again`` when the link is lost before the first byte.
 
-    From then on the ends are each other's peers; a subclass may put something between (``meet``).
+    After the first byte the ends are each other's peers; a subclass may insert ends (``meet``).
     """
 
     __slots__ = ("_again", "_dial", "_lost", "_up", "dialing")
 
     def dial_again_by(self, again: DialAgain | None) -> None:
-        """Say who dials again, before it is opened; None: nobody, as if a byte had flowed."""
+        """Set the function that dials again, before ``open``; None: never."""
         self._again = again
         self._dial: Cancellable | None = None
-        self._lost: BaseEnd | None = None  # whose end nobody has counted yet
+        self._lost: BaseEnd | None = None  # an end that is not counted yet
         self._up: _TowardsFar | None = None
         self.dialing = False
 
     @property
     def untouched(self) -> bool:
-        """No byte has flowed."""
+        """Whether no byte has flowed yet."""
         return self._again is not None
 
     def open(self) -> None:
-        """Join the two ends, for now by what looks for the first byte."""
+        """Join the two ends through the observers of the first byte."""
         client, far = self.client, self.far
         client.on_done = far.on_done = self._end_done
         self._up = _TowardsFar(self)
@@ -129,11 +129,11 @@ class UntouchedTunnel(Tunnel):
         far.start()
 
     def meet(self) -> tuple[End, End]:
-        """What is the peer of the client, and what is that of the far end, when bytes flow."""
+        """The peer of the client, and the peer of the far end, once bytes flow."""
         return self.far, self.client
 
     def touched(self) -> tuple[End, End]:
-        """Something has flowed: join the two ends. Gives what ``meet`` gives."""
+        """Something has flowed: join the two ends. Returns the result of ``meet``."""
         to_far, to_client = self.meet()
         if self._again is not None:
             self._again, self._up = None, None
@@ -153,16 +153,16 @@ class UntouchedTunnel(Tunnel):
             self.touched()
         super().abort(reason, by)
 
-    # A link that was lost.
+    # Lost links.
 
     def _end_done(self, end: End, ending: Ending) -> None:
         if ending is Ending.LINK_LOST and end is self.far and self._again is not None:
-            self._lost = self.far  # its peer hears it next
+            self._lost = self.far  # its peer is told next
             return
         super()._end_done(end, ending)
 
     def far_gone(self, reason: Ending) -> None:
-        """The far end told its peer that it is gone."""
+        """The far end was aborted."""
         again = self._again
         if self._lost is None or again is None or self.client.ending is not None:
             self._fail(reason)
@@ -175,7 +175,7 @@ class UntouchedTunnel(Tunnel):
             self._dial = dial
 
     def dialed_again(self, far: BaseEnd, outcome: DialOutcome) -> None:
-        """Somebody else reached the target: go on with this end."""
+        """Another agent reached the target: continue with this end."""
         self._dial, self._lost = None, None
         self.dialing = False
         self.far, self.outcome = far, outcome
@@ -190,13 +190,13 @@ class UntouchedTunnel(Tunnel):
         far.start()
 
     def not_dialed_again(self) -> None:
-        """Nobody did: it ends as it would have ended."""
+        """The new dial failed: end the tunnel as without it."""
         self._dial = None
         self.dialing = False
         self._fail(Ending.LINK_LOST)
 
     def give_up(self, reason: Ending) -> None:
-        """The client is gone while somebody dials."""
+        """The client left during the new dial."""
         self._stop_dialing()
         self._count_lost(reason)
         self._again = self._up = None
@@ -208,7 +208,7 @@ class UntouchedTunnel(Tunnel):
             dial.cancel()
 
     def _fail(self, reason: Ending) -> None:
-        """Reset the client, as the far end was."""
+        """Reset the client with the far end's ending."""
         self._again = self._up = None
         self._count_lost(reason)
         if self.client.ending is None:

@@ -1,13 +1,13 @@
-"""An HTTP/2 connection, purely: frames in, frames out, streams between. Either side.
+"""An HTTP/2 connection without I/O: frames in, frames out, streams between. Either side.
 
-Lean on purpose: general libraries were measured at a third to a half of Go's request rate. The
-plumbing feeds ``receive(view)`` with whatever the carrier read and calls ``flush()`` once per
+It implements only what Isthmus needs: general libraries measured a third to half of Go's request
+rate. The plumbing passes what the carrier read to ``receive(view)`` and calls ``flush()`` once per
 batch of events, exactly as with a mux session (session.py).
 
-One object, built in layers so that a frame costs no detour: http2_table.py sends, and knows the
-streams and their bounds; http2_reader.py takes frames apart. Here is what headers and the other
-frames do, opening and closing, and liveness. A stream is http2_stream.py; what it carries is its
-handler's business.
+One object, built in layers so that a frame needs no extra calls: http2_table.py sends and keeps
+the streams and their limits; http2_reader.py parses frames. This layer handles headers, the other
+frames, opening and closing, and liveness. A stream is http2_stream.py; its handler interprets the
+bytes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _LIMITS = Http2Limits()
 
 @lru_cache(maxsize=16)
 def _greeting(limits: Http2Limits, client: bool) -> bytes:
-    """What a connection begins with: the same for all that have the same limits."""
+    """The first bytes of a connection, the same for all connections with the same limits."""
     pairs = [(http2.INITIAL_WINDOW_SIZE, limits.stream_window_bytes)]
     if client:
         pairs.insert(0, (http2.ENABLE_PUSH, 0))
@@ -66,8 +66,8 @@ def _greeting(limits: Http2Limits, client: bool) -> bytes:
 class Http2Connection(FrameReader):
     """One side of a connection.
 
-    ``on_request(stream, headers)`` is called on the server's side for each new stream and gives
-    the handler that its data are for.
+    ``on_request(stream, headers)`` is called on the server's side for each new stream and returns
+    the handler of its data.
     """
 
     __slots__ = (
@@ -90,7 +90,7 @@ class Http2Connection(FrameReader):
         limits: Http2Limits = _LIMITS,
         account: Account | None = None,
     ) -> None:
-        """``account`` pays for the streams of this connection; its owner closes it."""
+        """``account`` pays for the streams of this connection; the owner closes it."""
         super().__init__(carrier, limits, client=client, clock=clock, account=account)
         self.on_request = on_request
         self.draining = False
@@ -107,7 +107,7 @@ class Http2Connection(FrameReader):
     # Opening and closing.
 
     def open(self, handler: Handler) -> Http2Stream | None:
-        """Open a stream (the client's side); its owner sends the headers next."""
+        """Open a stream (client's side); the caller sends the headers next."""
         if not self.can_open:
             return None
         stream_id, self._next_id = self._next_id, self._next_id + 2
@@ -117,7 +117,7 @@ class Http2Connection(FrameReader):
 
     @property
     def can_open(self) -> bool:
-        """Neither closed, drained by the peer, nor full."""
+        """Whether it is neither closed, drained by the peer, nor full."""
         return not (
             self.closed
             or self.remote_draining
@@ -126,13 +126,13 @@ class Http2Connection(FrameReader):
         )
 
     def go_away(self, code: ErrorCode = ErrorCode.NO_ERROR, text: str = "") -> None:
-        """Tell the peer to open nothing more; NO_ERROR is drain, anything else the end."""
+        """Tell the peer to open no more streams; NO_ERROR drains, anything else ends."""
         if not self.closed and (not self.draining or code):
             self.draining = True
             self.emit(http2.goaway(self.last_id, code, text))
 
     def lost(self, text: str = "connection lost") -> None:
-        """The carrier is gone: every stream's handler hears it."""
+        """The carrier is gone: tell every stream's handler."""
         if self.closed:
             return
         self.closed = True
@@ -142,7 +142,7 @@ class Http2Connection(FrameReader):
         for stream in list(self.streams.values()):
             stream.lost(ErrorCode.CANCEL, text)
 
-    # What headers do, from a request to its trailers.
+    # Headers, from a request to its trailers.
 
     def _block(self, block: HeaderBlock | None) -> None:
         if block is None:
@@ -170,7 +170,7 @@ class Http2Connection(FrameReader):
             raise Http2Error(ErrorCode.STREAM_CLOSED, f"HEADERS on ended stream {stream_id}")
         if ended_by_peer is None and (not self.client or self._is_idle(stream_id)):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"stream {stream_id} opened out of order")
-        # Else they were under way when we ended the stream.
+        # Otherwise they were in flight when we ended the stream.
 
     def _new_stream(self, block: HeaderBlock) -> None:
         stream_id, headers, end, self_dependent = block
@@ -212,7 +212,7 @@ class Http2Connection(FrameReader):
         if fault:
             self._peer_broke(stream, ErrorCode.PROTOCOL_ERROR, fault)
         elif not (http2.header(headers, b":status").startswith(b"1") and not end):
-            self._got_headers(stream, headers, end)  # a 1xx is only a promise of it
+            self._got_headers(stream, headers, end)  # a 1xx is not the response yet
 
     def _trailers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
         fault = http2.trailer_fault(headers) or ("" if end else "second HEADERS without an end")
@@ -233,7 +233,7 @@ class Http2Connection(FrameReader):
         if end and stream.open:
             self._end_of(stream)
 
-    # What each other frame does.
+    # All other frames.
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
         if kind == WINDOW_UPDATE:
@@ -255,7 +255,7 @@ class Http2Connection(FrameReader):
         elif kind == PUSH_PROMISE:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE though push is off")
         else:
-            self._flood("frames of unknown kinds")  # ignored, as the RFC says
+            self._flood("frames of unknown kinds")  # ignored, as the RFC requires
 
     def _window_update(self, stream_id: int, payload: bytes) -> None:
         delta = http2.read_uint31(payload, "WINDOW_UPDATE")
@@ -285,12 +285,12 @@ class Http2Connection(FrameReader):
         if stream is None:
             return
         # konnectivity's reusable tunnel ends every dial with a reset, thousands a second: only
-        # resets of calls that were not answered yet look like an attack.
+        # resets of unanswered calls look like an attack.
         if not stream.answered and not self.client:
             self._flood("streams reset before their answer")
         stream.remote_done = True
         if stream.in_batch:
-            with suppress(StreamError):  # it is reset as it is; no reset answers another
+            with suppress(StreamError):  # already reset; a reset is not answered with another
                 stream.handler.batch_over(stream)
         stream.lost(code, "reset by the peer")
 
@@ -311,14 +311,15 @@ class Http2Connection(FrameReader):
                 self.peer_max_frame = min(value, 64 * KIB)
             elif name == http2.MAX_CONCURRENT_STREAMS:
                 self.peer_max_streams = value
-        # Once for the frame, which may name it 2,700 times: each time costs all streams.
+        # Once per frame, which may set it 2,700 times: each change visits all streams.
         if window != self.peer_window:
             self._peer_window_is(window)
         self.got_settings = True
         self.emit(http2.SETTINGS_ACK)
 
     def _peer_window_is(self, window: int) -> None:
-        # Windows of open streams move by the difference: grpc-go raises it while streams are open.
+        # Windows of open streams change by the difference: grpc-go raises it while streams are
+        # open.
         delta, self.peer_window = window - self.peer_window, window
         if self.got_settings:
             self._flood("changes of the window", 1 + len(self.streams) // 64)
@@ -337,7 +338,7 @@ class Http2Connection(FrameReader):
         if len(payload) != 5:
             fault = ErrorCode.FRAME_SIZE_ERROR
         elif int.from_bytes(payload[:4], "big") & MAX_STREAM_ID == stream_id:
-            fault = ErrorCode.PROTOCOL_ERROR  # depends on itself
+            fault = ErrorCode.PROTOCOL_ERROR  # the stream depends on itself
         if fault is not None:
             stream = self.streams.get(stream_id)
             if stream is not None:
@@ -353,23 +354,25 @@ class Http2Connection(FrameReader):
         self.remote_draining = True
         if self.client:
             for stream in [it for it in self.streams.values() if it.id > last]:
-                stream.lost(ErrorCode.REFUSED_STREAM, "refused by a peer that goes away")
+                stream.lost(
+                    ErrorCode.REFUSED_STREAM, "refused: the peer is shutting down the connection"
+                )
             if code:
                 self.lost(f"peer ended the connection: error {code} {text}".rstrip())
 
     # Liveness. The owner calls tick about once a second.
 
     def heard(self) -> None:
-        """Bytes arrived; the plumbing says so once per read."""
+        """Bytes arrived; called once per read."""
         self.last_heard = self.clock()
 
     @property
     def unanswered_s(self) -> float:
-        """For how long a ping has waited for its answer; 0 when none does."""
+        """How long a ping has been unanswered; 0 without one."""
         return 0.0 if self._ping_at is None else self.clock() - self._ping_at
 
     def ping(self) -> None:
-        """Ask for a sign of life; the answer also measures the round trip."""
+        """Send a ping; the answer also measures the round trip."""
         self._last_ping = self.clock()
         if self._ping_at is None:
             self._ping_at = self._last_ping
@@ -382,7 +385,7 @@ class Http2Connection(FrameReader):
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"PING frame of {len(payload)} bytes")
         if not flags & ACK:
             self._flood("PING frames")
-            # grpc-go pings after nearly every message to learn the bandwidth. A write of its own
+            # grpc-go pings after nearly every message to measure the bandwidth. A separate write
             # for each answer would cost as much as the messages.
             self.emit_in_time(frame(PING, ACK, 0, payload))
         elif payload == _PING and self._ping_at is not None:
@@ -390,7 +393,7 @@ class Http2Connection(FrameReader):
             self._ping_at = None
 
     def tick(self) -> bool:
-        """Ping when it was silent, end what lingers; False when the peer is dead."""
+        """Ping a silent peer, end lingering streams; False when the peer is dead."""
         now = self.clock()
         if now - self.last_heard > self.limits.dead_after_s:
             return False

@@ -1,7 +1,7 @@
-"""Takes an HTTP/2 connection apart: whole frames to whoever knows them, data to its stream.
+"""Parses an HTTP/2 connection: passes whole frames to the next layer, and data to its stream.
 
-Data passes through as it comes; only other frames, 16 KiB at most, are gathered. The third layer
-of http2.py, which says what the other frames do.
+Data passes through as it arrives; only other frames, 16 KiB at most, are gathered. The third layer
+of http2.py, which handles the other frames.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from isthmus.wire.http2 import (
     without_padding,
 )
 
-#: Of a frame that is not data and came in two pieces: what is hardly worth counting.
+#: A partial frame other than data is not counted below this size.
 _SMALL_FRAME = 1024
 
 
@@ -72,23 +72,25 @@ class FrameReader(StreamTable):
         self.receive_credit = limits.connection_window_bytes
         self._owed = 0
         self._client_magic = b"" if client else PREFACE
-        # The rest of a data frame, or a frame that is not whole yet.
+        # The rest of a data frame, or an incomplete frame.
         self._head = bytearray()
-        self._gathering = False  # a frame or a header block that is paid for
+        self._gathering = False  # a frame or a header block is charged
         self._body = self._body_flags = self._pad = 0
         self._into: Http2Stream | None = None
         self._touched: list[Http2Stream] = []
         self._blocks = HeaderBlocks(limits)
 
     def receive(self, view: memoryview) -> None:
-        """Take what the carrier read, in any pieces.
+        """Take what the carrier read, however it is split.
 
         Raises:
-            Http2Error: the peer broke the rules; GOAWAY is written, the connection cannot go on.
+            Http2Error: the peer violated the protocol; GOAWAY is written, the connection must end.
         """
         try:
             if self._waiting_control_bytes > self.limits.max_waiting_control_bytes:
-                raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "peer asks but does not read")
+                raise Http2Error(
+                    ErrorCode.ENHANCE_YOUR_CALM, "peer sends requests but does not read"
+                )
             self._receive(view)
         except Http2Error as exc:
             self.go_away(exc.code, str(exc))
@@ -115,7 +117,7 @@ class FrameReader(StreamTable):
                 if kind == DATA:
                     stream = self.streams.get(stream_id)
                     pos += HEADER_BYTES
-                    # The fast path: a whole, plain data frame for a stream we know.
+                    # The fast path: a whole, plain data frame for a known stream.
                     if (
                         stream is not None
                         and not flags
@@ -152,7 +154,7 @@ class FrameReader(StreamTable):
         return size
 
     def _more_head(self, view: memoryview, pos: int, end: int) -> int:
-        """Gather a frame that was cut; of a data frame only its header."""
+        """Gather a split frame; of a data frame only the header."""
         head = self._head
         if len(head) < HEADER_BYTES:
             taken = min(HEADER_BYTES - len(head), end - pos)
@@ -179,20 +181,20 @@ class FrameReader(StreamTable):
         return pos + taken
 
     def _gather(self) -> None:
-        """A frame or a header block is kept until it is whole: it is paid for first."""
+        """Charge a frame or a header block that is kept until it is complete."""
         if not self._gathering:
             if not self.account.take(self.limits.max_header_list_bytes):
                 raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "memory budget exceeded")
             self._gathering = True
 
     def _gathered(self) -> None:
-        """It is whole, unless more of a header block has to follow; or the connection is gone."""
+        """Release the charge once the frame or block is complete, or the connection is gone."""
         if self._gathering and (self.closed or self._blocks.gathered is None):
             self._gathering = False
             self.account.give_back(self.limits.max_header_list_bytes)
 
     def _check_size(self, size: int) -> None:
-        if size > MIN_MAX_FRAME:  # we never allow more
+        if size > MIN_MAX_FRAME:  # we never announce more
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"frame of {size} bytes")
 
     def _check_order(self, kind: int, stream_id: int) -> None:
@@ -233,8 +235,8 @@ class FrameReader(StreamTable):
             self._data_over()
 
     def _credit_used(self, stream: Http2Stream | None, size: int) -> None:
-        # The connection's window is given back at once: it would otherwise let one stream that
-        # nobody reads stop all others. What is kept is bounded by the streams' own windows, and
+        # The connection's window is returned at once: otherwise one stream without a reader
+        # would stop all others. The streams' own windows bound what is kept, and it is
         # charged to their account.
         self.receive_credit -= size
         self._owed += size
@@ -255,7 +257,7 @@ class FrameReader(StreamTable):
         size = min(self._body, end - pos)
         stream = self._into
         pad_byte = 0
-        if self._pad < 0:  # the first byte says how much of the end is padding
+        if self._pad < 0:  # the first byte is the length of the padding at the end
             self._pad = view[pos]
             pad_byte = 1
             if self._pad >= self._body:
@@ -273,7 +275,7 @@ class FrameReader(StreamTable):
 
     def _deliver(self, stream: Http2Stream, piece: memoryview) -> None:
         size = len(piece)
-        # Counted as it comes: credit for the rest of a frame is not given before the rest is here.
+        # Counted as it arrives: credit for the rest of a frame is not returned before it arrives.
         stream.unconsumed += size
         if stream.content_left >= 0:
             stream.content_left -= size
@@ -294,19 +296,19 @@ class FrameReader(StreamTable):
             self._end_of(stream)
 
     def _end_of(self, stream: Http2Stream) -> None:
-        """END_STREAM came, with data or with headers."""
+        """END_STREAM arrived, with data or with headers."""
         if stream.content_left > 0:
             self._peer_broke(stream, ErrorCode.PROTOCOL_ERROR, "less data than content-length")
             return
-        if stream.in_batch:  # the end comes behind the bytes
+        if stream.in_batch:  # the end follows the bytes
             self._guard(stream, stream.handler.batch_over)
         if stream.open:
             self._guard(stream, Http2Stream.ended_by_peer)
 
-    # Given by http2.py.
+    # Implemented by http2.py.
 
     def _frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
-        """Take a whole frame that is not data."""
+        """Handle a whole frame other than data."""
         raise NotImplementedError
 
     def go_away(self, code: ErrorCode, text: str) -> None:
@@ -320,7 +322,7 @@ class HeaderBlock(NamedTuple):
     stream_id: int
     headers: Headers
     end: bool
-    #: Its priority says that it depends on itself, which is an error of the stream.
+    #: The stream's priority depends on itself, which is a stream error.
     self_dependent: bool
 
 
@@ -340,17 +342,17 @@ class HeaderBlocks:
     def __init__(self, limits: Http2Limits) -> None:
         self._limits = limits
         self._reader = HeaderReader(limits.max_header_list_bytes)
-        #: A block that CONTINUATION has to go on with: nothing else may come before.
+        #: The stream of a block that CONTINUATION must complete before any other frame.
         self.gathered: bytearray | None = None
         self._stream_id = self._continuations = 0
         self._end = self._self_dependent = False
 
     def goes_on_with(self, kind: int, stream_id: int) -> bool:
-        """Tell whether a frame may follow the one before."""
+        """Whether a frame may follow the previous one."""
         return self.gathered is None or (kind == CONTINUATION and stream_id == self._stream_id)
 
     def headers(self, flags: int, stream_id: int, payload: bytes) -> HeaderBlock | None:
-        """Take a HEADERS frame; gives the block when it is whole."""
+        """Take a HEADERS frame; returns the block once it is complete."""
         if stream_id % 2 == 0:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"HEADERS frame on stream {stream_id}")
         payload = without_padding(payload, flags, "HEADERS")
@@ -370,7 +372,7 @@ class HeaderBlocks:
         return None
 
     def continuation(self, flags: int, payload: bytes) -> HeaderBlock | None:
-        """Take a CONTINUATION frame; gives the block when it is whole."""
+        """Take a CONTINUATION frame; returns the block once it is complete."""
         gathered = self.gathered
         if gathered is None:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "CONTINUATION without HEADERS")
@@ -387,6 +389,6 @@ class HeaderBlocks:
         return self._whole(bytes(gathered))
 
     def _whole(self, block: bytes) -> HeaderBlock:
-        # Decoded even where it will be thrown away: the peer's table has changed by it.
+        # Decoded even if it will be discarded, because it changes the peer's table.
         headers = self._reader.read(block)
         return HeaderBlock(self._stream_id, headers, self._end, self._self_dependent)

@@ -1,7 +1,7 @@
-"""One HTTP/2 stream: what the peer allows it to send, what it allows the peer, and how it ends.
+"""One HTTP/2 stream: the windows of both directions, and how the stream ends.
 
-Bytes here are a gRPC call's; what they mean is its handler's business. Frames are read, and turns
-between streams are taken, in http2.py.
+The bytes are a gRPC call's; the stream's handler interprets them. http2.py parses frames and
+schedules turns between streams.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ from isthmus.wire.http2 import (
 
 
 class Handler(Protocol):
-    """Whoever a stream's bytes are for. Nothing here raises but ProtocolError (StreamError)."""
+    """The receiver of a stream's bytes. Methods raise only ProtocolError (StreamError)."""
 
     def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
-        """The request or response, and later the trailers; ``end``: nothing follows."""
+        """The request or response, and later the trailers; ``end``: nothing more follows."""
 
     def got_data(self, stream: Http2Stream, view: memoryview) -> None:
-        """Bytes came; the view is of a shared buffer and holds until this returns."""
+        """Bytes arrived; the view is of a shared buffer and valid until this returns."""
 
     def batch_over(self, stream: Http2Stream) -> None:
-        """What the carrier had read is through: hand on what was gathered.
+        """The carrier's read is processed: hand on what was gathered.
 
-        Whoever takes the bytes gives the credit back with ``stream.consumed``.
+        The consumer of the bytes returns the credit with ``stream.consumed``.
         """
 
     def got_end(self, stream: Http2Stream) -> None:
         """The peer half-closed, after its last data or trailers."""
 
     def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
-        """The peer reset the stream, or the connection is gone. The last call there is."""
+        """The peer reset the stream, or the connection is gone. The last call."""
 
     def can_write(self, stream: Http2Stream) -> None:
-        """Everything that waited has been sent."""
+        """All waiting bytes were sent."""
 
 
 class _NoHandler:
-    """The handler of a stream that has none yet, or none any more."""
+    """The handler of a stream that has none yet, or no longer."""
 
     def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None: ...
     def got_data(self, stream: Http2Stream, view: memoryview) -> None: ...
@@ -77,7 +77,7 @@ class StreamOwner(Protocol):
     #: The windows and the largest frame of the peer.
     peer_max_frame: int
     peer_window: int
-    #: How much of its window for the whole connection this batch may still carry.
+    #: How much of the connection window this batch may still carry.
     room: int
     round_trip_s: float
 
@@ -128,29 +128,29 @@ class Http2Stream:
 
     def __init__(self, connection: StreamOwner, stream_id: int, handler: Handler) -> None:
         self.connection = connection
-        self.account = connection.account.join()  # who pays for what it holds
+        self.account = connection.account.join()  # pays for what the stream holds
         self.id = stream_id
         self.handler = handler
         self.open = True
-        self.answered = False  # its reset is then no sign of a flood
+        self.answered = False  # a reset then does not count as a flood
         # Sending.
         self.credit = connection.peer_window
         self._out: deque[bytes | memoryview] | None = None
         self.out_bytes = 0
-        self.lost_bytes = 0  # of those, what was thrown away when it was closed
+        self.lost_bytes = 0  # of those, discarded at close
         self.in_turn = False
         self.headers_sent = False
         self.local_done = False
-        self.patient = False  # our end does not cut what the client still sends
-        self._ending: bytes | None = None  # trailers (or b"") that follow what waits
+        self.patient = False  # our end does not cut off the client's data
+        self._ending: bytes | None = None  # trailers (or b"") to send after waiting data
         # Receiving.
         self.window = self.receive_credit = connection.limits.stream_window_bytes
         self.full_window = self.window  # less while its account is over its share
-        self.paced = False  # its handler slows it down itself (packet_brake.py)
+        self.paced = False  # its handler does the slowing (packet_brake.py)
         self.owed = 0
         self.unconsumed = 0
-        self.held = 0  # of that, what a full sink has not taken
-        self.kept = 0  # of a message that is not whole
+        self.held = 0  # of that, not taken by a full sink
+        self.kept = 0  # bytes of an incomplete message
         self.in_batch = False
         self.got_headers = False
         self.remote_done = False
@@ -164,10 +164,10 @@ class Http2Stream:
     def send_headers(
         self, headers: Headers, *, end: bool = False, secret: bool = False, more: bytes = b""
     ) -> None:
-        """Send the request or the response; at once, whatever else waits.
+        """Send the request or the response immediately, before waiting data.
 
-        ``secret``: it holds a token, which no cache may keep. ``more`` is encoded already, by
-        ``literal_header``: what differs each time and would only fill the cache.
+        ``secret``: it holds a token, which no cache may keep. ``more`` is already encoded, by
+        ``literal_header``: it differs each time and would only fill the cache.
         """
         if not self.open or self.local_done:
             return
@@ -180,7 +180,7 @@ class Http2Stream:
     def write(self, head: bytes, data: bytes) -> bool:
         """Send ``head + data`` as far as windows allow and keep the rest; False: wait.
 
-        The handler hears ``can_write`` when all of it has gone.
+        The handler's ``can_write`` is called when everything has been sent.
         """
         if not self.open or self.local_done or self._ending is not None:
             return True
@@ -204,8 +204,8 @@ class Http2Stream:
         if data:
             self._out.append(data)
         self.out_bytes += size
-        # Behind bytes that wait already it takes its turn: whoever was told to wait for them
-        # hears can_write only from there.
+        # Bytes behind waiting bytes take their turn: a handler that was told to wait is called
+        # with can_write only from there.
         if first:
             self.take_turn()
             if not self.out_bytes:
@@ -214,7 +214,7 @@ class Http2Stream:
         return False
 
     def end(self, trailers: Headers = ()) -> None:
-        """Half-close with trailers, after everything that waits."""
+        """Half-close with trailers, after all waiting data."""
         if not self.open or self.local_done or self._ending is not None:
             return
         self._ending = encode_headers(trailers) if trailers else b""
@@ -224,18 +224,18 @@ class Http2Stream:
             self.connection.linger(self)
 
     def reset(self, code: ErrorCode) -> None:
-        """Reset the stream; what waits is dropped and nothing more is heard of it."""
+        """Reset the stream; waiting data is dropped and the handler is not called again."""
         if self.open:
             self.connection.emit(rst_stream(self.id, code))
             self._close()
 
     @property
     def can_send(self) -> bool:
-        """Something waits and its window is open."""
+        """Whether data is waiting and the window is open."""
         return self._out is not None and self.credit > 0 and self.open
 
     def take_turn(self) -> None:
-        """Send what waits, as far as the windows, this batch and fairness allow."""
+        """Send waiting data, as far as the windows, this batch and fairness allow."""
         out = self._out
         connection = self.connection
         left = TURN_BYTES
@@ -276,27 +276,27 @@ class Http2Stream:
         if self.remote_done:
             self._close()
         elif not self.connection.client and not self.patient:
-            # As grpc-go does: the call is answered, the client need not end its side first.
+            # As grpc-go does: after the answer, the client need not end its side first.
             self.reset(ErrorCode.NO_ERROR)
 
     # Receiving.
 
     def hold(self) -> None:
-        """The sink is full: count what it has not taken, and give no credit for it."""
+        """The sink is full: count what it has not taken, and withhold the credit."""
         self.connection.hold(self)
 
     def release(self) -> None:
-        """The sink took everything: give the credit back."""
+        """The sink took everything: return the credit."""
         if self.held:
             self.connection.release(self)
         self.consumed(self.unconsumed)
 
     def keep(self, size: int) -> None:
-        """Count a message that is gathered until it is whole, so that many are not too much."""
+        """Count an incomplete message, so that many of them stay bounded."""
         self.connection.keep(self, size)
 
     def consumed(self, size: int) -> None:
-        """Somebody took so many bytes: the peer may send as many more."""
+        """``size`` bytes were consumed: the peer may send as many more."""
         self.unconsumed -= size
         self.owed += size
         if self.owed * 2 >= self.window and self.open and not self.remote_done:
@@ -311,9 +311,9 @@ class Http2Stream:
             self.owed = 0
 
     def _slow_down(self) -> None:
-        """Give back less credit than was used: the sender gets slower.
+        """Return less credit than was used, which slows the sender.
 
-        Never nothing, where the sink takes what comes: it would have to be woken.
+        Never zero while the sink takes bytes, because the sender would then have to be woken.
         """
         budget = self.account.budget
         budget.over_share += 1
@@ -326,7 +326,7 @@ class Http2Stream:
             self.connection.emit(window_update(self.id, given))
 
     def give(self, size: int) -> None:
-        """Return ``size`` bytes of credit to the peer at once, however few they are."""
+        """Return ``size`` bytes of credit to the peer at once, however few."""
         self.unconsumed -= size
         self.owed += size
         if self.owed > 0 and self.open and not self.remote_done:
@@ -335,15 +335,15 @@ class Http2Stream:
             self.owed = 0
 
     def shrink_window(self, window: int) -> None:
-        """Let the peer send no more than this ahead, once it has used what it may send now."""
+        """Reduce the peer's window to this, once it has used its current credit."""
         if window < self.full_window:
-            less = max(0, self.window - window)  # it may be slowed down already
+            less = max(0, self.window - window)  # it may already be slowed
             self.owed -= less
             self.window -= less
             self.full_window = window
 
     def grow_window(self, window: int) -> None:
-        """Let the peer send so many bytes ahead from now on."""
+        """Raise the peer's window to this."""
         if window > self.full_window:
             self.owed += window - self.full_window
             self.window += window - self.full_window
@@ -351,7 +351,7 @@ class Http2Stream:
             self.consumed(0)
 
     def ended_by_peer(self) -> None:
-        """END_STREAM came."""
+        """END_STREAM arrived."""
         self.remote_done = True
         self.handler.got_end(self)
         if self.local_done:
@@ -375,7 +375,7 @@ def _headers_frames(stream: Http2Stream, block: bytes, end: bool) -> bytes:
     most = stream.connection.peer_max_frame
     if len(block) <= most:
         return frame(HEADERS, flags | END_HEADERS, stream.id, block)
-    # An error text can be as long as the path that a client sent, and longer with its escapes.
+    # An error text can be as long as the path that a client sent, or longer with escapes.
     frames = [frame(HEADERS, flags, stream.id, block[:most])]
     for at in range(most, len(block), most):
         last = at + most >= len(block)

@@ -1,11 +1,11 @@
-"""What an HTTP/2 connection sends, and the streams that it has: the two lowest layers of http2.py.
+"""What an HTTP/2 connection sends, and its streams: the two lowest layers of http2.py.
 
-Frames are gathered until the plumbing says ``flush()``, once per batch of events. Control frames
-always go into the batch; data only as far as the windows and the batch's own bound allow, and what
-waits for them takes turns.
+Frames are gathered until the plumbing calls ``flush()``, once per batch of events. Control frames
+always go into the batch; data only as far as the windows and the batch's own limit allow, and
+streams with waiting data take turns.
 
-The table bounds what a peer can make us keep and do: the bytes that sinks have not taken, which
-are charged to an account (budget.py), the floods, the memory of streams that are over.
+The table limits what a peer can make us store and do: bytes that sinks have not taken, which
+are charged to an account (budget.py), floods, and the memory of finished streams.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isthmus.wire.http2 import (
     rst_stream,
 )
 
-#: Streams that are over and whose ending we still know.
+#: The number of finished streams whose ending is remembered.
 REMEMBERED = 64
 
 
@@ -55,7 +55,7 @@ class Output:
         self.limits = limits
         self.closed = False
         self.peer_max_frame = MIN_MAX_FRAME
-        #: What the peer's window for the whole connection still allows.
+        #: What remains of the peer's connection window.
         self.credit = DEFAULT_WINDOW
         #: How much of that this batch may still carry.
         self.room = 0
@@ -65,17 +65,17 @@ class Output:
         self._waiting_control_bytes = 0
         self._waking = False
         self._blocked = False
-        self._turns: deque[Http2Stream] | None = None  # 600 bytes that few need
+        self._turns: deque[Http2Stream] | None = None  # 600 bytes that few connections need
 
     @property
     def unsent(self) -> bool:
-        """Frames or data wait for the carrier."""
+        """Whether frames or data wait for the carrier."""
         return bool(self._out or self._turns)
 
-    # Into the batch.
+    # Adding to the batch.
 
     def emit(self, whole: bytes) -> None:
-        """Add whole frames that are not data to this batch."""
+        """Add whole frames other than data to this batch."""
         if self.closed:
             return
         self._out.append(whole)
@@ -86,7 +86,7 @@ class Output:
             self.carrier.wake()
 
     def emit_in_time(self, whole: bytes) -> None:
-        """Add a frame that nobody waits for: it goes with the next batch, in milliseconds."""
+        """Add a frame that is not urgent: it goes with the next batch, within milliseconds."""
         if self.closed:
             return
         self._out.append(whole)
@@ -96,7 +96,7 @@ class Output:
             self.carrier.wake_in_time()
 
     def emit_data(self, head: bytes, more_head: bytes, data: bytes, size: int) -> None:
-        """Add one data frame to this batch; the caller has asked the windows."""
+        """Add one data frame to this batch; the caller has checked the windows."""
         self._out += (head, more_head, data)
         self.credit -= size
         self.room -= size
@@ -115,7 +115,7 @@ class Output:
             self.carrier.wake()
 
     def want_turn(self, stream: Http2Stream) -> None:
-        """Queue a stream that has something to send and the window for it."""
+        """Queue a stream that has data and window to send it."""
         if not stream.in_turn and stream.credit > 0:
             stream.in_turn = True
             if self._turns is None:
@@ -125,11 +125,11 @@ class Output:
                 self._waking = True
                 self.carrier.wake()
 
-    # Out of it.
+    # Sending the batch.
 
     def flush(self) -> None:
-        """Write out this batch, and give waiting streams their turns while the carrier takes it."""
-        self._waking = True  # no wake-ups for what this very call will send
+        """Write this batch, and give waiting streams their turns while the carrier has room."""
+        self._waking = True  # no wake-ups for what this call will send
         out = self._out
         while not self._blocked and not self.closed:
             if self.room > 0 and self._turns:
@@ -138,7 +138,7 @@ class Output:
                 break
             data = out[0] if len(out) == 1 else b"".join(out)
             out.clear()
-            self._batch_credit = credit = self.credit  # as _new_batch, without a call
+            self._batch_credit = credit = self.credit  # same as _new_batch, without a call
             most = self.limits.batch_bytes
             self.room = credit if credit < most else most
             if not self.carrier.send(bytes(data)):
@@ -175,13 +175,13 @@ class Output:
             self._turns = None
 
     def _more_credit(self, delta: int) -> None:
-        """WINDOW_UPDATE of the connection."""
+        """Handle a WINDOW_UPDATE of the connection."""
         self.credit += delta
         if self.credit > MAX_WINDOW:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "connection window overflow")
         if self._blocked:
             return
-        # The batch keeps its own bound, however often the window opens while it is gathered.
+        # The batch keeps its own limit, however often the window opens while it is gathered.
         self._batch_credit += delta
         batched = self._batch_credit - self.credit
         self.room = min(self.limits.batch_bytes - batched, self.credit)
@@ -232,15 +232,15 @@ class StreamTable(Output):
         self._recent: dict[int, bool] | None = None
         self._floods: Floods | None = None
         self._lingering: dict[Http2Stream, tuple[int, float]] | None = None
-        # Memory: what sinks have not taken and messages that are not whole, of all streams.
+        # Memory: bytes not taken by sinks and incomplete messages, of all streams.
         self.held = 0
         self.holders: dict[Http2Stream, None] = {}
         self._stuck: dict[Http2Stream, tuple[int, float]] | None = None
 
-    # Streams that are over.
+    # Finished streams.
 
     def forget(self, stream: Http2Stream) -> None:
-        """Drop a finished stream, but remember for a while who ended it."""
+        """Drop a finished stream, but remember for a while which side ended it."""
         if self.streams.pop(stream.id, None) is None:
             return
         account = stream.account
@@ -265,12 +265,12 @@ class StreamTable(Output):
         return stream_id % 2 == 0 or stream_id > last
 
     def _stray(self, stream_id: int, stream: Http2Stream | None) -> None:
-        """Data or headers for a stream that is no more, or whose peer had ended it."""
+        """Data or headers for a stream that is closed, or that the peer had ended."""
         if self._is_idle(stream_id):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"frame on idle stream {stream_id}")
-        # What a peer sends behind our own reset was under way; behind its own end it is wrong.
+        # Frames after our own reset were in flight; frames after the peer's own end are an error.
         if stream is not None:
-            self._peer_broke(stream, ErrorCode.STREAM_CLOSED, "data behind the end")
+            self._peer_broke(stream, ErrorCode.STREAM_CLOSED, "data after the end")
         elif self._recent is not None and self._recent.get(stream_id):
             self._flood("frames on ended streams")
             self.emit(rst_stream(stream_id, ErrorCode.STREAM_CLOSED))
@@ -278,7 +278,7 @@ class StreamTable(Output):
     # Faults.
 
     def _flood(self, what: str, cost: int = 1) -> None:
-        """Count something a peer may do, but not all the time."""
+        """Count an event that is allowed, but not too often."""
         if self._floods is None:
             self._floods = Floods(self.clock)
         if not self._floods.allow(what, cost):
@@ -291,8 +291,8 @@ class StreamTable(Output):
             stream.handler.was_reset(stream, code, text)
 
     def _peer_broke(self, stream: Http2Stream, code: ErrorCode, text: str) -> None:
-        """Reset a stream for what its peer did."""
-        # Making us reset what it asked for costs a peer no more than resetting it itself.
+        """Reset a stream because its peer violated the protocol."""
+        # Causing us to reset a stream is as cheap for a peer as resetting it itself.
         if not stream.answered and not self.client:
             self._flood("streams reset before their answer")
         self._fail_stream(stream, code, text)
@@ -306,19 +306,19 @@ class StreamTable(Output):
     # Memory.
 
     def hold(self, stream: Http2Stream) -> None:
-        """Count what a sink has not taken, and charge whoever the stream is for.
+        """Count what a sink has not taken, and charge the stream's account.
 
-        No credit is given for it; whose account is over its share gets less for what sinks take.
+        No credit is returned for it; an account over its share gets less even for what sinks take.
         """
-        if stream.open:  # else closed from inside the very write that filled its sink
+        if stream.open:  # otherwise closed from inside the write that filled its sink
             self._holds(stream, stream.unconsumed, stream.kept)
 
     def release(self, stream: Http2Stream) -> None:
-        """The sink took what was held."""
+        """The sink took the held bytes."""
         self._holds(stream, 0, stream.kept)
 
     def keep(self, stream: Http2Stream, size: int) -> None:
-        """Count a message that is gathered until it is whole; 0: it is."""
+        """Count the bytes of an incomplete message; 0: it is complete."""
         if stream.open and size != stream.kept:
             self._holds(stream, stream.held, size)
 
@@ -340,7 +340,7 @@ class StreamTable(Output):
             stream.account.give_back(-size)
 
     def charge(self, stream: Http2Stream, account: Account) -> None:
-        """Another account pays for a stream from now on; of it the stream becomes a user."""
+        """Transfer a stream to another account, of which the stream becomes a user."""
         before, stream.account = stream.account, account.join()
         size = STREAM_BYTES
         if stream in self.holders:
@@ -350,8 +350,8 @@ class StreamTable(Output):
         before.close()
 
     def _reset_stuck(self, now: float) -> None:
-        """Reset readers that take nothing while there is nothing left for anybody."""
-        # Slowing comes first: nobody is reset who is inside their share, or takes a byte at times.
+        """Reset readers that take nothing while the budget is used up."""
+        # Slowing comes first: readers inside their share, or that still take bytes, are not reset.
         seen, self._stuck = self._stuck or {}, {}
         for stream in list(self.holders):
             account = stream.account
@@ -368,7 +368,7 @@ class StreamTable(Output):
                 self._fail_stream(stream, ErrorCode.ENHANCE_YOUR_CALM, "memory budget exhausted")
 
     def linger(self, stream: Http2Stream) -> None:
-        """An ended stream has bytes to send: not for ever, if nobody takes them."""
+        """Limit how long an ended stream waits to send its bytes."""
         if self._lingering is None:
             self._lingering = {}
         self._lingering[stream] = (stream.out_bytes, self.clock())
@@ -378,7 +378,7 @@ class StreamTable(Output):
             return
         for stream, (waiting, since) in list(self._lingering.items()):
             if stream.local_done:
-                del self._lingering[stream]  # its end has gone, and the peer's may take its time
+                del self._lingering[stream]  # our end was sent; the peer's may take its time
             elif stream.out_bytes != waiting:
                 self._lingering[stream] = (stream.out_bytes, now)
             elif now - since >= self.limits.linger_s:

@@ -1,4 +1,4 @@
-"""The bounds of one session: how many streams and bytes, how long a silence, how often."""
+"""The limits of one session: streams, bytes, idle times and rates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KIB, MIB = 1024, 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The bounds of one yamux session."""
+    """The limits of one yamux session."""
 
     max_streams: int = 16_384
     growth_pool_bytes: int = 64 * MIB
@@ -20,7 +20,7 @@ class Limits:
     max_waiting_control_bytes: int = MIB
     batch_bytes: int = 256 * 1024
     stall_s: float = 1.0
-    #: While the budget is exhausted: a reader that takes nothing for so long is reset.
+    #: While the budget is exhausted, a reader that takes nothing for this long is reset.
     stuck_s: float = 300.0
     half_closed_idle_s: float = 300.0
     ping_every_s: float = 10.0
@@ -28,13 +28,13 @@ class Limits:
 
 
 def with_keepalive(limits: Limits, keepalive_s: float) -> Limits:
-    """Ping more often if so asked; never less often than the limits say."""
+    """The limits with more frequent pings; never less frequent than before."""
     return replace(limits, ping_every_s=min(limits.ping_every_s, max(keepalive_s, 0.1)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Http2Limits:
-    """The bounds of one HTTP/2 connection: what a peer may make us keep, and for how long."""
+    """The limits of one HTTP/2 connection: what a peer may make us store, and for how long."""
 
     max_streams: int = 16_384
     stream_window_bytes: int = 256 * KIB
@@ -45,28 +45,30 @@ class Http2Limits:
     batch_bytes: int = 256 * KIB
     ping_every_s: float = 10.0
     dead_after_s: float = 20.0
-    #: How long the last bytes of an ended stream may wait without any of them being taken: as long
+    #: How long the last bytes of an ended stream may wait without progress: as long
     #: as a socket's (frame/tunnels.py).
     linger_s: float = 300.0
-    #: While the budget is exhausted: a reader that takes nothing for so long is reset.
+    #: While the budget is exhausted, a reader that takes nothing for this long is reset.
     stuck_s: float = 300.0
 
     def __post_init__(self) -> None:
         for window in (self.stream_window_bytes, self.connection_window_bytes):
-            # A peer may use the default until it has read our SETTINGS; none can be taken back.
+            # A peer may use the default until it has read our SETTINGS; credit cannot be revoked.
             if not DEFAULT_WINDOW <= window <= MAX_WINDOW:
-                raise ValueError(f"a window of {window} bytes, not {DEFAULT_WINDOW} to 2**31 - 1")
+                raise ValueError(
+                    f"window of {window} bytes is not between {DEFAULT_WINDOW} and 2**31 - 1"
+                )
 
 
-# Far above what honest peers do (grpc-go pings at most once per round trip to learn the
-# bandwidth; a client may give up thousands of dials in one moment), far below what costs us more
+# Far above what well-behaved peers do (grpc-go pings at most once per round trip to measure the
+# bandwidth; a client may abandon thousands of dials at once), far below what costs us more
 # than a few percent of a core.
 BURST = 10_000
 PER_SECOND = 2_000
 
 
 class Floods:
-    """How much of what costs a peer nothing it may do: a bucket of tokens for each kind of it."""
+    """Rate limits for events that cost a peer nothing: a token bucket for each kind."""
 
     __slots__ = ("_begun", "_clock", "_left", "_since")
 
@@ -77,10 +79,10 @@ class Floods:
         self._since: dict[str, float] = {}
 
     def allow(self, kind: str, cost: int = 1) -> bool:
-        """Take tokens, as many as it costs; False when there are not so many."""
+        """Take ``cost`` tokens; False if there are too few."""
         left = self._left.get(kind, BURST)
         if left < cost:
-            # Only now does it matter how long it took: most connections never come here.
+            # The elapsed time matters only now: most connections never get here.
             now = self._clock()
             left = min(BURST, left + (now - self._since.get(kind, self._begun)) * PER_SECOND)
             self._since[kind] = now

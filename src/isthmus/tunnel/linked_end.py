@@ -1,6 +1,6 @@
-"""One konnectivity connection among the many of a call: an end; see packet_link.py.
+"""One of many konnectivity connections in a call, as an end; see packet_link.py.
 
-Also what a call keeps about its connections: their numbers, and the replies that it waits for.
+Also the records a call keeps about its connections: their ids, and the replies that it awaits.
 """
 
 from __future__ import annotations
@@ -17,45 +17,45 @@ from isthmus.values import NORMAL, TrafficClass
 from isthmus.wire.packet import CLOSE_RSP, DATA, DataHead, close_response, end_of_data
 
 Told = Callable[[str | None], None]
-#: The first number that a server gives, and the first that is none of its own: up to there DATA is
-#: read without protobuf (wire/packet.py).
+#: The first id that a server assigns, which no agent reaches: below it DATA is read without
+#: protobuf (wire/packet.py).
 FIRST_OF_SERVER, PAST_OF_SERVER = 2**32, 2**35
 _MOST_CLOSING = 4096
-#: How long a reply may pause after its client half-closed. Konnectivity cannot say half-close, and
-#: its close loses the reply.
+#: How long a reply may pause after its client half-closed. Konnectivity cannot signal a half-close,
+#: and its close loses the reply.
 REPLY_PAUSE_S = 10.0
 
 
 class LinkOwner(Protocol):
-    """What a call's packets (packet_link.py) report to the link around it."""
+    """Receives the events of a call's packets (packet_link.py)."""
 
     def asked(self, protocol: str, address: str, random: int, ours: bytes) -> None:
-        """The peer asks for a dial; ``accept`` or ``refuse`` answers.
+        """The peer requests a dial; ``accept`` or ``refuse`` answers it.
 
-        ``ours`` is what an Isthmus program says about it.
+        ``ours`` is what an Isthmus program adds to the request.
 
         Raises:
-            ProtocolError: that is not what such a program would say.
+            ProtocolError: ``ours`` is malformed.
         """
 
     def taken_back(self, random: int) -> None:
-        """The peer does not want that dial any more."""
+        """The peer cancelled the dial."""
 
     def told_to_drain(self) -> None:
-        """The peer takes no new dials."""
+        """The peer is draining: it accepts no new dials."""
 
     def call_over(self, text: str) -> None:
-        """The call ended or was reset: so is the link."""
+        """The call ended or was reset, which ends the link."""
 
     def ease_later(self, delay_s: float) -> None:
-        """Call ``ease`` then."""
+        """Call ``ease`` after ``delay_s``."""
 
     def broke_rules(self, what: str) -> None:
-        """The peer sent what it may not."""
+        """The peer violated the protocol."""
 
 
 class LinkedCall(Protocol):
-    """The call (PacketLink), as its connections and its brake see it."""
+    """The interface of the call (PacketLink) for its connections and its brake."""
 
     stream: Http2Stream
     owner: LinkOwner
@@ -63,13 +63,13 @@ class LinkedCall(Protocol):
     account: Account
     ends: dict[int, LinkedEnd]
     dials: dict[int, LinkedEnd]
-    #: Data packets sent are counted here, by type.
+    #: Counts sent data packets, by type.
     sent: list[int]
-    #: Both programs are Isthmus' and agreed on a packet for half-close.
+    #: Both programs are Isthmus's and agreed on a packet for half-close.
     half_closes: bool
-    #: The stream takes no more for now: connections take turns.
+    #: The stream is full: connections take turns.
     blocked: bool
-    #: The brake wants to hear of the next connection that sends something.
+    #: The brake wants to know about the next connection that sends something.
     watching: bool
 
     def want_turn(self, end: LinkedEnd) -> None: ...
@@ -88,7 +88,7 @@ class LinkedCall(Protocol):
 
 
 class LinkedEnd(BaseEnd):
-    """One connection of a call; ``opener``: we asked for it, and the other program accepted it."""
+    """One connection of a call; ``opener``: we requested it, and the other program accepted."""
 
     __slots__ = (
         *END_SLOTS,
@@ -120,19 +120,19 @@ class LinkedEnd(BaseEnd):
         self.random = random
         self.connect_id = 0
         self.told: Told | None = None
-        #: Who pays for what its full sink keeps; None: the link's account.
+        #: Pays for what its full sink keeps; None: the link's account.
         self.account: Account | None = None
-        self.reached = ""  # the address, where the accepter says it
+        self.reached = ""  # the address, if the acceptor reports it
         self.pieces: list[memoryview | bytes] | None = None
         self.backlog_bytes = 0
         self.in_turn = False
         self.traffic: TrafficClass = NORMAL
         self._head: DataHead | None = None
         self._backlog: deque[bytes | memoryview] | None = None
-        self._eof_in = False  # nothing more comes from the other program
-        self._eof_out = False  # nothing more may be written to it
-        self._eof_sent = False  # and it has been told
-        self._left = False  # the other program closed: it reads nothing, either
+        self._eof_in = False  # the other program sends nothing more
+        self._eof_out = False  # nothing more may be written to the other program
+        self._eof_sent = False  # and the other program was told
+        self._left = False  # the other program closed: it no longer reads
 
     def __repr__(self) -> str:
         state = self.ending.value if self.ending else "open" if self.connect_id else "dialing"
@@ -145,7 +145,7 @@ class LinkedEnd(BaseEnd):
 
     @property
     def reading(self) -> bool:
-        """Bytes of it may still come."""
+        """Whether bytes may still arrive."""
         return self.ending is None and not self._eof_in
 
     def opened(self, connect_id: int) -> None:
@@ -156,7 +156,7 @@ class LinkedEnd(BaseEnd):
     # Towards the other program.
 
     def write(self, data: bytes) -> bool:
-        """Send one DATA packet now, or take turns."""
+        """Send one DATA packet now, or wait for a turn."""
         size = len(data)
         if self.ending is not None or self._eof_out or not size:
             return True
@@ -181,11 +181,11 @@ class LinkedEnd(BaseEnd):
         self.backlog_bytes += size
         link.want_turn(self)
         if not link.blocked:
-            link.take_turns()  # more than a turn: nobody else would begin them
+            link.take_turns()  # more than a turn: nothing else would start the turns
         return self._backlog is None
 
     def take_turn(self) -> bool:
-        """Send one packet of what waits; False when nothing is left."""
+        """Send one packet of the waiting data; False when nothing is left."""
         backlog = self._backlog
         if self.ending is not None:
             return False
@@ -218,7 +218,7 @@ class LinkedEnd(BaseEnd):
         return self._backlog is not None
 
     def write_eof(self) -> None:
-        """Nothing more will be written: say so as far as the protocol can."""
+        """Signal the half-close as far as the protocol can."""
         if self.ending is not None or self._eof_out:
             return
         self._eof_out = True
@@ -235,7 +235,7 @@ class LinkedEnd(BaseEnd):
             if self._eof_in:
                 self.over(Ending.CLEAN)
         elif not self.opener:
-            # The target has ended: Go closes the connection then, both ways.
+            # The target has ended: Go then closes both directions.
             link.say(CLOSE_RSP, close_response(self.connect_id))
             if not self._eof_in:
                 self.peer.write_eof()
@@ -244,7 +244,7 @@ class LinkedEnd(BaseEnd):
             link.await_reply(self)
 
     def abort(self, reason: Ending) -> None:
-        """Take a dial back, or end the connection with an error."""
+        """Cancel a dial, or end the connection with an error."""
         if self.ending is not None:
             return
         if not self._left:
@@ -252,13 +252,13 @@ class LinkedEnd(BaseEnd):
         self.over(reason)
 
     def _nobody_reads(self) -> None:
-        """The other program has closed, and still something is sent to it: reset the sender."""
+        """Reset a sender that still writes after the other program closed."""
         peer = self.peer
         self.over(Ending.RESET)
         peer.abort(Ending.RESET)
 
     def over(self, ending: Ending) -> None:
-        """Finish, once."""
+        """Finish the end, once."""
         if self.ending is None:
             self._backlog = None
             self.backlog_bytes = 0
@@ -270,16 +270,16 @@ class LinkedEnd(BaseEnd):
             self.finish(ending)
 
     def pause_reading(self) -> None:
-        """The sink's False answers do the work."""
+        """Do nothing: False returned by the sink already withholds credit."""
 
     def resume_reading(self) -> None:
-        """The sink has room again: it brakes no longer."""
+        """The sink has room again: stop braking."""
         self.link.relieved(self)
 
     # From the other program.
 
     def ended_by_peer(self) -> None:
-        """It half-closed, which only our own programs can say."""
+        """The other program half-closed; only Isthmus programs signal this."""
         if not self._eof_in:
             self._eof_in = True
             self.link.nothing_more(self)
@@ -288,7 +288,7 @@ class LinkedEnd(BaseEnd):
                 self.over(Ending.CLEAN)
 
     def closed_by_peer(self, error: str) -> None:
-        """It closed both directions; with an error it was no clean end."""
+        """The other program closed both directions; an error makes it a reset."""
         if error:
             self.lost(Ending.RESET)
             return
@@ -303,16 +303,16 @@ class LinkedEnd(BaseEnd):
             self.over(Ending.CLEAN)
             return
         self.link.departed(self)
-        self.peer.resume_reading()  # what it sends now resets it
+        self.peer.resume_reading()  # anything it sends now resets it
         if not self.opener:
             self.peer.let_go()
 
     def let_go(self) -> None:
-        """Nobody waits for a reply: do not wait for it, either."""
+        """The client no longer reads: stop waiting for a reply."""
         self.link.reply_unwanted(self)
 
     def lost(self, reason: Ending) -> None:
-        """The connection was reset there, or the link is gone: reset the peer end."""
+        """The connection was reset remotely, or the link is gone: reset the peer end."""
         if self.ending is None:
             peer = self.peer
             self.over(reason)
@@ -326,7 +326,7 @@ class AwaitedReplies:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        #: How much of the reply had come when it was last seen to move, and when that was.
+        #: The size of the reply when it last grew, and the time of that.
         self._seen: dict[LinkedEnd, tuple[int, float]] = {}
 
     def __len__(self) -> int:
@@ -336,15 +336,15 @@ class AwaitedReplies:
         return end in self._seen
 
     def await_(self, end: LinkedEnd) -> None:
-        """Wait for the reply of this one."""
+        """Wait for the reply to this connection."""
         self._seen[end] = (-1, self._clock())
 
     def forget(self, end: LinkedEnd) -> None:
-        """Wait no longer."""
+        """Stop waiting for this connection."""
         self._seen.pop(end, None)
 
     def paused(self) -> list[LinkedEnd]:
-        """Look at all of them: those that have paused for too long."""
+        """The connections whose reply has paused for too long."""
         now = self._clock()
         late = []
         for end, (seen, since) in self._seen.items():
@@ -357,11 +357,11 @@ class AwaitedReplies:
 
 
 class ConnectIds:
-    """The numbers of the connections in one call: who gives which, and which were asked to close.
+    """The ids of the connections in one call: which side assigns them, and which were closed.
 
-    Whoever accepts a connection numbers it. Agents count from 1, as konnectivity's do. A server
-    accepts only what Isthmus agents open, and counts from 2**32: no number ever means two
-    connections, and each tells by itself who opened its connection.
+    The side that accepts a connection assigns its id. Agents count from 1, as konnectivity's do. A
+    server accepts only what Isthmus agents open, and counts from 2**32: no id ever means two
+    connections, and each shows which side opened its connection.
     """
 
     __slots__ = ("_agent", "_closing", "_first", "_next", "_past")
@@ -374,7 +374,7 @@ class ConnectIds:
         self._closing: set[int] = set()
 
     def give(self, used: Container[int]) -> int:
-        """Number a connection that we accept."""
+        """Assign an id to a connection that we accept."""
         while True:
             number = self._next
             self._next = number + 1 if number + 1 < self._past else self._first
@@ -382,11 +382,11 @@ class ConnectIds:
                 return number
 
     def is_ours(self, number: int) -> bool:
-        """Tell whether we are the one who gives this number: then the peer opened it."""
+        """Whether our side assigns this id, which means that the peer opened the connection."""
         return (number < FIRST_OF_SERVER) is self._agent
 
     def first_close(self, number: int) -> bool:
-        """Tell whether the peer is to be told that this is over: once, however much still comes."""
+        """Whether to tell the peer that a connection is closed: once, whatever still arrives."""
         if number in self._closing:
             return False
         if len(self._closing) >= _MOST_CLOSING:
@@ -395,10 +395,10 @@ class ConnectIds:
         return True
 
     def closed(self, number: int) -> None:
-        """The peer knows, or has given the number to another connection."""
+        """The peer knows, or has reused the id for another connection."""
         self._closing.discard(number)
 
     @property
     def closing(self) -> int:
-        """How many the peer was told of."""
+        """The number of closes that the peer was told about."""
         return len(self._closing)

@@ -1,7 +1,7 @@
-"""Reads the messages of a gRPC stream as they come: konnectivity's packets, KEP-1281's payloads.
+"""Reads the messages of a gRPC stream: konnectivity's packets, KEP-1281's payloads.
 
-Plain data are passed on in the pieces that arrive, without waiting for the whole message and
-without a message object; every other message is gathered. What it says is its sink's business.
+Plain data is passed on in the pieces that arrive, without waiting for the whole message and
+without a message object; every other message is gathered. The sink interprets messages.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Piece = memoryview | bytes
 
 
 class MessageSink(Protocol):
-    """What the messages are for.
+    """The receiver of the messages.
 
-    A piece or message may be a view of the buffer that came, and holds as long as that does.
+    A piece or message may be a view of the read buffer, and is valid only as long as that is.
     """
 
     def got_payload(self, connect_id: int, piece: Piece) -> None:
@@ -29,42 +29,42 @@ class MessageSink(Protocol):
 
     @property
     def more_payload(self) -> Callable[[Piece], None]:
-        """Takes a further piece of the same message, of the reader's ``connect_id``."""
+        """Called with further pieces of the same message, of the reader's ``connect_id``."""
 
     def got_message(self, message: Piece) -> None:
-        """Any message that is not plainly data; data of an unusual form, too."""
+        """Any message other than plain data, including data in an unusual form."""
 
 
 class MessageReader:
-    """The state between two pieces: of one stream, so small."""
+    """The state between two pieces, one per stream and therefore small."""
 
     __slots__ = ("_left", "connect_id", "kept")
 
-    #: Finds plain data between two offsets of a buffer: (connection, where its bytes begin), which
-    #: the first ``most_prefix`` bytes of a message suffice for.
+    #: Finds plain data between two offsets of a buffer: (connection, offset of its bytes). The
+    #: first ``most_prefix`` bytes of a message suffice.
     find_data: Callable[[Piece, int, int], tuple[int, int] | None]
     most_prefix: int
 
     def __init__(self) -> None:
-        self._left = 0  # of the data that are passing through
-        self.connect_id = 0  # whose they are
-        self.kept: bytearray | None = None  # a message, or its head, that is not whole
+        self._left = 0  # bytes left of the data passing through
+        self.connect_id = 0  # their connection
+        self.kept: bytearray | None = None  # an incomplete message or head
 
     @property
     def at_boundary(self) -> bool:
-        """No message is unfinished: the stream may end here."""
+        """Whether no message is incomplete, so that the stream may end here."""
         return not self._left and self.kept is None
 
     @property
     def kept_bytes(self) -> int:
-        """How much of a message is gathered."""
+        """The gathered bytes of an incomplete message."""
         return 0 if self.kept is None else len(self.kept)
 
     def feed(self, view: memoryview, sink: MessageSink) -> None:
         """Take a piece of the stream.
 
         Raises:
-            ProtocolError: it is not a stream of such messages, or a message is too large.
+            ProtocolError: not a stream of such messages, or a message is too large.
         """
         pos, end = 0, len(view)
         while pos < end:
@@ -95,7 +95,7 @@ class MessageReader:
                     return
 
     def _gather(self, view: memoryview, pos: int, end: int, sink: MessageSink) -> int:
-        """Keep a message until it is whole, or until it turns out to be plain data."""
+        """Keep a message until it is complete, or turns out to be plain data."""
         kept = self.kept
         if kept is None:
             kept = self.kept = bytearray()
@@ -145,7 +145,7 @@ class PayloadReader(MessageReader):
 
 
 class PacketCounts:
-    """How many packets went each way, by type; shared by all links or clients of a program."""
+    """The packets in each direction, by type; shared by all links or clients of a program."""
 
     __slots__ = ("received", "sent")
 

@@ -34,7 +34,7 @@ PULSE_S = 0.002
 PULSE_BYTES = 64 * KIB
 #: How long a connection counts as active after it sent or got something.
 ACTIVE_S = 0.2
-#: A call that stands still lets this much through (a turn, and a small packet behind it), first
+#: A call that stands still lets this much through (a turn and a small packet after it), first
 #: every PROBE_S, then less often, up to MOST_PROBE_S.
 PROBE_BYTES = 68 * KIB
 PROBE_S = 0.1
@@ -49,7 +49,7 @@ _IDLE_LOOK_S = 0.020
 _LEAVING_LOOK_S = 0.100
 _IDLE_LOOKS = 20
 _MOST_GAP_S = 0.050
-#: Asking a sink takes about 1 µs: scans are this far apart for each, 1 % of the time.
+#: Querying a sink takes about 1 µs: scans are this far apart per sink, 1 % of the time.
 _SCAN_S_EACH = 0.000_1
 #: A loop's timers may fire this much early.
 _EARLY_S = 0.001
@@ -102,20 +102,20 @@ class Brake:
 
     def __init__(self, link: LinkedCall) -> None:
         self._link = link
-        #: The connections whose sink is full, with what each has not taken: as of the last look,
-        #: and what came since.
+        #: The connections whose sink is full, with the bytes that each has not taken: as of the
+        #: last look, plus what arrived since.
         self.behind: dict[LinkedEnd, int] = {}
-        self._held = 0  # by all of them
-        #: Received bytes that the sender has no credit for yet.
+        self._held = 0  # sum over all of them
+        #: Received bytes for which credit is withheld.
         self.withheld = 0
         self._sinks: dict[LinkedEnd, _Sink] = {}
-        #: Connections that get no more data and whose sink still buffers some.
+        #: Connections that receive no more data but whose sink still buffers some.
         self._leaving: dict[LinkedEnd, None] = {}
-        #: The share is used up: the call goes at the pace of its slow readers.
+        #: The share is used up: the call runs at the pace of its slow readers.
         self.exhausted = False
         self._far_over = False
-        self._full_window = 0  # while it is reduced
-        self._feeding = 1  # how many slow readers take turns in being sent to
+        self._full_window = 0  # the full window, while it is reduced
+        self._feeding = 1  # the number of slow readers that take turns
         self._other_at = float("-inf")
         self._given_at = float("-inf")
         self._probe_s = PROBE_S
@@ -134,12 +134,12 @@ class Brake:
     def stalled(self, for_s: float) -> Iterator[LinkedEnd]:
         """The connections whose full sink has taken nothing for ``for_s`` seconds.
 
-        For whoever resets them when the budget is exhausted; nothing here does.
+        For the caller that resets them when the budget is exhausted; this class does not.
         """
         since = self._link.clock() - for_s
         return iter([end for end, sink in self._sinks.items() if sink.moved_at <= since])
 
-    # What happens to sinks.
+    # Events of sinks.
 
     def full(self, end: LinkedEnd, size: int) -> None:
         """A sink took ``size`` bytes and is full."""
@@ -160,7 +160,7 @@ class Brake:
         self._probe_s = PROBE_S
         self._scan_at = self._idle = 0
         link.watching = len(link.ends) + len(link.dials) < 2
-        if not link.watching:  # nobody watched until now: somebody may wait for an answer
+        if not link.watching:  # not watched until now: a connection may be waiting for an answer
             self._other_at = now
 
     def resumed(self, end: LinkedEnd) -> None:
@@ -188,7 +188,7 @@ class Brake:
             self._drop(end)
 
     def nothing_more(self, end: LinkedEnd) -> None:
-        """Nothing more comes for a sink: it brakes nobody, but what it keeps is still charged."""
+        """A sink receives nothing more: it brakes no connection, but its bytes stay charged."""
         if end in self.behind:
             waiting = unsent(end.peer)
             self._sink(end, self._link.clock()).charge(waiting)
@@ -200,7 +200,7 @@ class Brake:
             self._drop(end)
 
     def lost(self) -> None:
-        """The link is gone: nobody looks any more."""
+        """The link is gone: stop looking."""
         for sink in self._sinks.values():
             sink.charge(0)
         self._sinks.clear()
@@ -219,10 +219,10 @@ class Brake:
         self._widen()
         self._link.give_credit()
 
-    # Who else is there.
+    # Other connections.
 
     def other(self, end: LinkedEnd | None) -> None:
-        """Somebody sends or is sent something; only asked for while a sink is full."""
+        """Another connection sends or receives; only called while a sink is full."""
         if end in self.behind:
             return
         now = self._link.clock()
@@ -241,7 +241,7 @@ class Brake:
     # Credit.
 
     def batch_over(self, touched: list[LinkedEnd]) -> None:
-        """Give credit for what a batch brought, but not for what is withheld."""
+        """Return credit for a batch, except for what is withheld."""
         behind = self.behind
         for end in touched:
             if end not in behind:
@@ -251,7 +251,7 @@ class Brake:
         stream.consumed(stream.unconsumed - self.withheld)
 
     def _give(self, size: int) -> None:
-        """Withhold so much less, and tell the sender at once."""
+        """Release ``size`` bytes of withheld credit, and tell the sender at once."""
         self.withheld -= size
         stream = self._link.stream
         stream.give(size)
@@ -263,7 +263,7 @@ class Brake:
         if not self._full_window and more > 0:
             self._full_window = stream.full_window
             stream.shrink_window(REDUCED_WINDOW_BYTES)
-            # What fills the window now is kept anyway: it is that part that goes.
+            # The buffered bytes fill the window anyway: that part is removed.
             size = min(more, self.withheld)
             self.withheld -= size
             stream.consumed(size)
@@ -276,7 +276,7 @@ class Brake:
     # Looks.
 
     def _look_in(self, delay_s: float) -> None:
-        """Have ``ease`` called then, or before."""
+        """Have ``ease`` called after ``delay_s``, or earlier."""
         due = self._link.clock() + delay_s
         if not self._timers or due < self._due:
             self._timers += 1
@@ -284,12 +284,12 @@ class Brake:
             self._link.owner.ease_later(delay_s)
 
     def ease(self) -> None:
-        """Look at the sinks: the time is over that was asked for with ``ease_later``."""
+        """Look at the sinks: the delay requested with ``ease_later`` is over."""
         if self._timers:
             self._timers -= 1
         now = self._link.clock()
         if self._timers and now + _EARLY_S < self._due:
-            return  # an older timer; the one that counts is still to come
+            return  # an older timer; the current one fires later
         self._due = float("inf")
         took = 0
         if (self.behind or self._leaving) and now >= self._scan_at:
@@ -300,7 +300,7 @@ class Brake:
             self._look_in(_LEAVING_LOOK_S)
 
     def _look(self, now: float, took: int) -> float:
-        """Give as much credit as may be now; gives the time until the next look."""
+        """Return as much credit as allowed; returns the time until the next look."""
         gap_s = min(now - self._looked_at, _MOST_GAP_S)
         self._looked_at = now
         active = self._active(now)
@@ -310,7 +310,8 @@ class Brake:
         self._release(self.withheld - self._held)
         delay_s = _LOOK_S if self._idle < _IDLE_LOOKS else _IDLE_LOOK_S
         if self.exhausted:
-            # Far over it the half of that, so that it shrinks, and still nobody stands still.
+            # Far over the share half of that, so that it shrinks while every connection still
+            # moves.
             size = min(took // 2 if self._far_over else took, self.withheld)
             if size >= _WORTH_A_FRAME_BYTES:
                 self._give(size)
@@ -328,20 +329,20 @@ class Brake:
         return delay_s
 
     def _release(self, size: int) -> None:
-        """Withhold so much less; the sender hears of it when it is worth a frame."""
+        """Release ``size`` bytes of withheld credit; the sender is told in worthwhile frames."""
         size = min(size, self.withheld)
         if size > 0:
             self.withheld -= size
             self._link.stream.consumed(size)
 
     def _scan(self, now: float) -> int:
-        """See what each sink keeps, and have it paid for; gives what they took since the last."""
+        """Charge what each sink keeps; returns what the sinks took since the last scan."""
         took = feeding = 0
         self._held = 0
         behind = self.behind
         for end, before in list(behind.items()):
             sink = self._sink(end, now)
-            # A sink that is full and cannot say of how much: of all that came.
+            # A full sink that cannot report its size counts with everything received.
             waiting = unsent(sink.end) or before
             passed = sink.end.bytes_written - waiting
             if passed > sink.passed:
@@ -379,7 +380,7 @@ class Brake:
 
     def _sink(self, end: LinkedEnd, now: float) -> _Sink:
         sink = self._sinks.get(end)
-        if sink is None or sink.end is not end.peer:  # joined since: another keeps its bytes
+        if sink is None or sink.end is not end.peer:  # joined since: another end keeps its bytes
             if sink is not None:
                 sink.charge(0)
             account = end.account or self._link.account

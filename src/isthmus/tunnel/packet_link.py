@@ -1,15 +1,14 @@
-"""Many konnectivity connections in one call of /AgentService/Connect, either side of it.
+"""Many konnectivity connections in one call of /AgentService/Connect, on either side.
 
-Either side may open connections. Which of the two opened one decides who asks to close it and who
-answers: the role is the connection's (LinkedEnd.opener), not the link's.
+Either side may open connections. The side that opened one decides which side asks to close it and
+which answers: the role belongs to the connection (LinkedEnd.opener), not to the link.
 
 Sending takes turns by class (traffic_classes.py), so that no connection waits for another's bulk;
-what is in the call's own queue is past that, as HTTP/2 keeps its order. Receiving has no flow
-control of its own in this protocol; what happens when a sink is full is packet_brake.py. One
-connection is linked_end.py.
+data in the call's own queue is past that, because HTTP/2 keeps its order. This protocol has no flow
+control for receiving; packet_brake.py handles full sinks. One connection is linked_end.py.
 
-The dial's life is links/grpc_*.py; the protocol's meaning of each packet is reference E4 to E6 in
-the docs (docs/konnectivity.md).
+links/grpc_*.py handles the life of a dial; docs/konnectivity.md documents the meaning of each
+packet (E4 to E6).
 """
 
 from __future__ import annotations
@@ -46,9 +45,9 @@ from isthmus.wire.packet import (
     parse,
 )
 
-#: As of the streams of other sessions (limits.py).
+#: The same as for streams of other sessions (limits.py).
 STUCK_S = Limits().stuck_s
-#: Packets that wait for a peer that asks and does not read; data is braked long before.
+#: Limit of packets waiting for a peer that does not read; data is braked long before.
 MOST_WAITING_BYTES = 8 * 1024 * 1024
 
 
@@ -66,13 +65,13 @@ class PacketLink:
         half_closes: bool = False,
         account: Account | None = None,
     ) -> None:
-        """``account`` pays for what full sinks keep, unless a connection has one of its own."""
+        """``account`` pays for what full sinks keep, unless a connection has its own."""
         self.stream = stream
         self.owner = owner
         self.agent = agent
         self.clock = clock
         self.received, self.sent = counts.received, counts.sent
-        #: Both programs are ours and agreed on a packet for half-close.
+        #: Both programs are Isthmus's and agreed on a packet for half-close.
         self.half_closes = half_closes
         self.blocked = False
         self.ends: dict[int, LinkedEnd] = {}
@@ -86,11 +85,11 @@ class PacketLink:
         self._credit_since = 0.0
         self.account = account if account is not None else private_account()
         stream.paced = True
-        #: Whether the brake wants to hear of the next connection that sends something.
+        #: Whether the brake wants to know about the next connection that sends something.
         self.watching = False
         self.brake = Brake(self)
         self._replies = AwaitedReplies(clock)
-        #: Connections that the peer closed and whose other side here is not done yet.
+        #: Connections that the peer closed and whose local side is not done yet.
         self._departed: set[LinkedEnd] = set()
         self._fault = ""
         self._spare_at = clock()  # when the budget last had something left
@@ -116,11 +115,11 @@ class PacketLink:
         traffic: TrafficClass = NORMAL,
         account: Account | None = None,
     ) -> LinkedEnd:
-        """Ask the peer for a connection; ``told(None)`` or ``told(error)`` once.
+        """Request a connection from the peer; calls ``told(None)`` or ``told(error)`` once.
 
-        ``told("")`` means that the link is gone: another may be asked. ``ours`` is for an Isthmus
-        program, which says as ``reached`` of the end what it reached. ``account`` pays for what a
-        full sink keeps; None: the link's.
+        ``told("")`` means that the link is gone and another may be asked. ``ours`` is for an
+        Isthmus program, which reports what it reached as ``reached`` of the end. ``account`` pays
+        for what a full sink keeps; None: the link's.
         """
         end = LinkedEnd(self, random, early, opener=True)
         end.account = account.join() if account is not None else None
@@ -144,9 +143,9 @@ class PacketLink:
         traffic: TrafficClass = NORMAL,
         account: Account | None = None,
     ) -> LinkedEnd:
-        """Say that a target is reached, to the peer that asked; gives the end to join.
+        """Tell the peer that requested a target that it was reached; returns the end to join.
 
-        The address is told to Isthmus programs only. ``account`` is as of ``dial``.
+        The address is sent to Isthmus programs only. ``account`` is as in ``dial``.
         """
         if self.closed:
             return self.unwanted(random, Ending.LINK_LOST)
@@ -162,31 +161,31 @@ class PacketLink:
         return end
 
     def unwanted(self, random: int, why: Ending) -> LinkedEnd:
-        """Give the end of a dial that nobody waits for: whatever is joined to it is reset."""
+        """The end of a cancelled dial: whatever is joined to it is reset."""
         end = LinkedEnd(self, random, opener=False)
         end.over(why)
         return end
 
     def refuse(self, random: int, error: str) -> None:
-        """Say why a target is not reached."""
+        """Tell the peer why a target was not reached."""
         self.say(DIAL_RSP, dial_response(random, error=error))
 
     def drain(self) -> None:
-        """Tell the peer to open nothing new; only programs of ours hear it from a server."""
+        """Tell the peer to open nothing new; only Isthmus programs accept this from a server."""
         self.say(DRAIN, drain())
 
     def say(self, kind: int, message: bytes) -> None:
-        """Send one packet that is not data of a connection."""
+        """Send one packet other than data."""
         self.sent[kind] += 1
         if not self.stream.write(message, b""):
             self.blocked = True
             if self.stream.out_bytes > MOST_WAITING_BYTES and not self._fault:
-                # Not now: whoever says something is in the middle of something.
-                self._fault = "the peer asks and does not read"
+                # Not now: the caller is in the middle of an operation.
+                self._fault = "the peer sends requests but does not read"
                 self.owner.ease_later(0.0)
 
     def say_ended(self, end: LinkedEnd, reason: Ending) -> None:
-        """Tell the other program that a connection or a dial is not wanted any more."""
+        """Tell the other program that a connection was closed or a dial cancelled."""
         if not end.connect_id:
             self.say(DIAL_CLS, close_dial(end.random))
         elif end.opener:
@@ -195,18 +194,18 @@ class PacketLink:
             self.say(CLOSE_RSP, close_response(end.connect_id, reason.value))
 
     def _close(self, connect_id: int) -> None:
-        """Ask the peer to close, once: it may have sent much that we do not know any more."""
+        """Ask the peer to close, once: many packets of the closed connection may be in flight."""
         if self._ids.first_close(connect_id):
             self.say(CLOSE_REQ, close_request(connect_id))
 
     def spoke(self, end: LinkedEnd | None) -> None:
-        """A connection sends data, or a packet about it is sent."""
+        """A connection sends data or a control packet."""
         if self.watching:
             self.brake.other(end)
 
     def forget(self, end: LinkedEnd, ending: Ending) -> None:
         """Drop a connection that is finishing."""
-        # By identity: a peer may have given its id, or we its number, to another.
+        # Compared by identity: either side may have reused its id for another connection.
         if self.dials.get(end.random) is end:
             del self.dials[end.random]
         if self.ends.get(end.connect_id) is end:
@@ -216,7 +215,7 @@ class PacketLink:
         self.brake.ended(end, ending)
 
     def departed(self, end: LinkedEnd) -> None:
-        """The peer closed a connection whose other side may still live for a while."""
+        """The peer closed a connection whose local side may live for a while."""
         self._departed.add(end)
 
     def relieved(self, end: LinkedEnd) -> None:
@@ -224,18 +223,18 @@ class PacketLink:
         self.brake.resumed(end)
 
     def nothing_more(self, end: LinkedEnd) -> None:
-        """The peer sends nothing more to a sink, which may still have bytes to take."""
+        """The peer sends nothing more to a sink, which may still hold bytes."""
         self.brake.nothing_more(end)
 
     def ease(self) -> None:
-        """The time is over that the owner was asked for with ``ease_later``."""
+        """The delay requested with ``ease_later`` is over."""
         if self._fault:
             self._call_over(self._fault)
             return
         self.brake.ease()
 
     def give_credit(self) -> None:
-        """Everything was taken: let the peer send more, and further ahead if it waits for us."""
+        """Everything was taken: let the peer send more, with a larger window if it waits for us."""
         stream = self.stream
         credit = stream.receive_credit
         stream.consumed(stream.unconsumed)
@@ -261,18 +260,18 @@ class PacketLink:
     # ClassTurns.
 
     def want_turn(self, end: LinkedEnd) -> None:
-        """Queue a connection that has something to send, or that waits to be resumed."""
+        """Queue a connection that has data to send, or waits to be resumed."""
         if not end.in_turn:
             end.in_turn = True
             self._turns.add(end)
 
     def can_write(self, stream: Http2Stream) -> None:
-        """The stream has room: connections take turns until it has not."""
+        """The stream has room: connections take turns until it is full."""
         self.blocked = False
         self.take_turns()
 
     def take_turns(self) -> None:
-        """Let connections that wait send, until the stream is full."""
+        """Let waiting connections send, until the stream is full."""
         turns = self._turns
         while turns.waiting and not self.blocked:
             end = turns.take()
@@ -281,13 +280,13 @@ class PacketLink:
                 self.want_turn(end)
 
     def took_turn(self, end: LinkedEnd, size: int) -> None:
-        """Count what a connection used its turn for."""
+        """Count what a connection sent in its turn."""
         self._turns.sent(end.traffic, size)
 
     # Receiving: see http2_stream.Handler.
 
     def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
-        """The owner reads them before the packets; trailers end the call."""
+        """The owner reads the headers before the packets; trailers end the call."""
 
     def got_data(self, stream: Http2Stream, view: memoryview) -> None:
         if self._told_over:
@@ -304,7 +303,7 @@ class PacketLink:
             self.owner.call_over(text)
 
     def got_payload(self, connect_id: int, piece: Piece) -> None:
-        """Gather the data of a connection until this read is through."""
+        """Gather the data of a connection until the read is processed."""
         self.received[DATA] += 1
         end = self.ends.get(connect_id)
         if end is not None:
@@ -330,7 +329,7 @@ class PacketLink:
             end.pieces.append(piece)
 
     def batch_over(self, stream: Http2Stream) -> None:
-        """Hand on what each connection got; give credit, but not for what full sinks got."""
+        """Hand on each connection's data; return credit, except for data of full sinks."""
         touched, self._touched = self._touched, []
         for end in touched:
             self._hand_on(end)
@@ -386,19 +385,19 @@ class PacketLink:
         answer = packet.dialResponse
         connect_id = answer.connectID if not answer.error else 0
         if connect_id and self._ids.is_ours(connect_id):
-            raise ProtocolError(f"konnectivity: the peer gave a number of ours: {connect_id}")
+            raise ProtocolError(f"konnectivity: the peer assigned an id of our range: {connect_id}")
         end = self.dials.pop(answer.random, None)
         if end is None or end.told is None:
             if answer.connectID in self.ends:
                 self.owner.broke_rules("a second answer to a dial")
             elif connect_id:
-                self._close(connect_id)  # taken back while the answer was on its way
+                self._close(connect_id)  # cancelled while the answer was in flight
             return
         told, end.told = end.told, None
         if not connect_id:
             end.over(Ending.CLEAN)
             by = "server" if self.agent else "agent"
-            told(answer.error or f"the {by} answered without a connection")
+            told(answer.error or f"the {by} answered without a connection id")
             return
         before = self.ends.get(connect_id)
         if before is not None:
@@ -411,18 +410,18 @@ class PacketLink:
 
     def _closed(self, connect_id: int, error: str) -> None:
         if self._ids.is_ours(connect_id):
-            self.owner.broke_rules("an answer to a close that only the peer may ask for")
+            self.owner.broke_rules("an answer to a close that only the peer may request")
             return
         self._ids.closed(connect_id)
         end = self.ends.get(connect_id)
         if end is not None:
-            self._hand_on(end)  # what came before the close goes before it
+            self._hand_on(end)  # data received before the close goes first
             self.ends.pop(connect_id, None)
             end.closed_by_peer(error)
 
     def _close_asked(self, connect_id: int) -> None:
         if not self._ids.is_ours(connect_id):
-            self.owner.broke_rules("a request to close what only the peer may close")
+            self.owner.broke_rules("a request to close a connection that only the peer may close")
             return
         end = self.ends.get(connect_id)
         if end is None:
@@ -431,7 +430,7 @@ class PacketLink:
         self._hand_on(end)
         self.ends.pop(connect_id, None)
         self.say(CLOSE_RSP, close_response(connect_id))
-        # Who can say half-close says it, and asks to close only what was reset there.
+        # A peer that can signal half-closes does so, and requests a close only after a reset.
         end.closed_by_peer("reset" if self.half_closes else "")
 
     def got_end(self, stream: Http2Stream) -> None:
@@ -442,14 +441,14 @@ class PacketLink:
         """The call is gone."""
         self._call_over(text)
 
-    # Replies behind a half-close.
+    # Replies after a half-close.
 
     def await_reply(self, end: LinkedEnd) -> None:
-        """The client half-closed: close there only when the reply has paused for long."""
+        """The client half-closed: close remotely only after the reply has paused for long."""
         self._replies.await_(end)
 
     def reply_unwanted(self, end: LinkedEnd) -> None:
-        """Close there at once, if we waited for a reply."""
+        """Close remotely at once, if we waited for a reply."""
         if end in self._replies:
             peer = end.peer
             self._close(end.connect_id)
@@ -457,7 +456,7 @@ class PacketLink:
             peer.write_eof()
 
     def tick(self) -> None:
-        """Look after replies and stuck readers, about once a second."""
+        """Check replies and stuck readers, about once a second."""
         for end in self._replies.paused():
             self.reply_unwanted(end)
         now = self.clock()
@@ -467,7 +466,7 @@ class PacketLink:
             self._reset_stuck()
 
     def _reset_stuck(self) -> None:
-        """Reset readers that took nothing for minutes, all of them with an exhausted budget."""
+        """Reset readers that took nothing for minutes while the budget was exhausted."""
         for end in self.brake.stalled(STUCK_S):
             account = end.account or self.account
             if account.budget.exhausted and account.over_share:  # only until there is room

@@ -1,31 +1,31 @@
 """KEP-1281 calls, both sides: a call is one connection, and an end.
 
 "The state of TCP connection is exactly the same as the gRPC stream state": one stream is one
-connection, its window is the back-pressure. What of a tunnel's life a call can say, for the server
-(PayloadEnd), whose request names the target, so that the dial begins with it:
+connection, and its window is the back-pressure. The events of a tunnel, for the server
+(PayloadEnd), whose request names the target, so that the dial starts with it:
 
-- the target is reached: the response's headers. It is not: a status, from the table in
-  wire/payload.py, and a sentence;
-- the client's half-close: END_STREAM. The reply still comes, and trailers with OK behind it;
+- target reached: the response's headers. Target not reached: a status, from the table in
+  wire/payload.py, and a text;
+- the client's half-close: END_STREAM. The reply still follows, and then trailers with OK;
 - the target's half-close: a gRPC server can end its direction only with trailers, which end the
   call. Isthmus clients agree on a message for it (wire/payload.py, END_OF_DATA), and the trailers
-  come when both directions are done. To others the trailers are said at once, because a client
-  that waits for the end of file would otherwise wait for ever; what it had sent before it saw them
-  still reaches the target, which hears the end when the client has taken note;
-- the client's reset: RST_STREAM. The target's: trailers with ABORTED, or RST_STREAM where bytes
+  follow when both directions are done. Other clients get the trailers at once, because a client
+  that waits for the end of file would otherwise wait for ever; data that it sent before it saw
+  them still reaches the target, which sees the end when the client has noticed the trailers;
+- the client's reset: RST_STREAM. The target's: trailers with ABORTED, or RST_STREAM if bytes
   wait that the client does not read. Never OK.
 
 For the client (PayloadCall):
 
 - the response's headers are the dial's success; a status before them is its failure;
 - our half-close is END_STREAM, our reset RST_STREAM(CANCEL);
-- the target's half-close is END_OF_DATA from a server that agreed to it. From another one it is
-  the end of the call with OK: it reads as an end of file, and what is written after it resets the
+- the target's half-close is END_OF_DATA from a server that agreed to it. From any other server it
+  is the end of the call with OK: it reads as an end of file, and a later write resets the
   writer, as a kernel would;
-- the target's reset is RST_STREAM, or a status that is not OK; so is a call that ends inside a
+- the target's reset is RST_STREAM, or a status other than OK; so is a call that ends inside a
   message.
 
-Who dials for a server is dial/frontends/grpc_proxy.py.
+dial/frontends/grpc_proxy.py dials for a server.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class PayloadStream(CallStream):
         self.stage = CallStage.DIALING
         #: END_OF_DATA was agreed on.
         self.hears_end = False
-        self.more_payload = self.pieces.append  # by itself: no call more for each piece
+        self.more_payload = self.pieces.append  # direct: no extra call for each piece
 
     def send(self, data: bytes) -> bool:
         """Send payloads; False: wait for can_write."""
@@ -82,7 +82,7 @@ class PayloadStream(CallStream):
 
     def got_payload(self, connect_id: int, piece: Piece) -> None:
         if self.saw_end:
-            raise ProtocolError("kep1281: data behind the end of data")
+            raise ProtocolError("kep1281: data after the end of data")
         self.pieces.append(piece)
 
     def got_message(self, message: Piece) -> None:
@@ -106,7 +106,7 @@ class PayloadEnd(PayloadStream):
         self.stream = stream
         self.client: CallClient | None = None
         self._half_closes = half_closes
-        #: A header of the response that tells the client how this connection is called, encoded.
+        #: An encoded response header that tells the client the connection id.
         self.named = b""
 
     def __repr__(self) -> str:
@@ -115,7 +115,7 @@ class PayloadEnd(PayloadStream):
     # The dial.
 
     def accept(self) -> None:
-        """Say that the target is reached; the tunnel's bytes may follow."""
+        """Tell the client that the target was reached; the tunnel's bytes may follow."""
         if self.stage is CallStage.DIALING:
             self.stage = CallStage.OPEN
             self.stream.answered = True
@@ -123,7 +123,7 @@ class PayloadEnd(PayloadStream):
             self.stream.send_headers(response, more=self.named)
 
     def refuse(self, status: Status, text: str) -> None:
-        """Say why not, and end the call."""
+        """Tell the client the reason, and end the call."""
         if self.stage is CallStage.DIALING:
             self.stream.answered = True
             self._end_call(status, text)
@@ -137,7 +137,7 @@ class PayloadEnd(PayloadStream):
         return self.send(data)
 
     def write_eof(self) -> None:
-        """The target ended: tell the client, in a way that it knows."""
+        """The target ended: tell the client in a way that it supports."""
         if self.stage is not CallStage.OPEN or self._eof_out:
             return
         self._eof_out = True
@@ -151,13 +151,13 @@ class PayloadEnd(PayloadStream):
             self.stream.end(_OK)
 
     def abort(self, reason: Ending) -> None:
-        """Tell the client that it was no clean end."""
+        """Tell the client that the end was not clean."""
         if self.ending is not None:
             return
         stream = self.stream
-        if stream.out_bytes:  # it does not read: only a reset gets past what waits
+        if stream.out_bytes:  # it does not read: only a reset overtakes waiting data
             stream.reset(ErrorCode.INTERNAL_ERROR)
-        elif stream.local_done:  # OK was said: there is no more to it than that
+        elif stream.local_done:  # OK was sent: nothing can follow
             stream.reset(ErrorCode.CANCEL)
         else:
             dialing = self.stage is CallStage.DIALING
@@ -177,13 +177,13 @@ class PayloadEnd(PayloadStream):
             self.pieces.clear()
             self.client = None
             self.finish(ending)
-            if self.stream.held:  # nobody will say that there is room
+            if self.stream.held:  # nothing will signal room any more
                 self.stream.release()
 
     # From the client.
 
     def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
-        """The request's were read before; trailers of a request say nothing."""
+        """The request's headers were read before; its trailers carry nothing."""
 
     def got_end(self, stream: Http2Stream) -> None:
         """The client half-closed."""
@@ -193,13 +193,13 @@ class PayloadEnd(PayloadStream):
             self.violated(ProtocolError("the call ended inside a message"))
             return
         self._eof_in = True
-        self.peer.write_eof()  # before the dial's answer it is remembered until there is a peer
+        self.peer.write_eof()  # before the dial's answer the keeper remembers it
         if self._eof_out and self.ending is None:
             stream.end(_OK)
             self._over(Ending.CLEAN)
 
     def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
-        """The call is gone: without a goodbye, or because the client took note of ours."""
+        """The call is gone: unexpectedly, or because the client reacted to our end."""
         if self._eof_out and stream.local_done and code == ErrorCode.NO_ERROR:
             # "RST_STREAM(NO_ERROR)" is what gRPC's clients send when trailers end a call that
             # they had not half-closed.
@@ -211,11 +211,11 @@ class PayloadEnd(PayloadStream):
             self._gone(Ending.RESET)
 
     def violated(self, error: ProtocolError) -> None:
-        """End the call and everything that hangs on it."""
+        """End the call and everything joined to it."""
         too_large = isinstance(error, MessageTooLarge)
         if self.client is not None:
             self.client.broke_rules(str(error))
-        if self._eof_out and not self._half_closes:  # OK is said, or waits to be
+        if self._eof_out and not self._half_closes:  # OK was sent, or waits to be sent
             self.stream.reset(ErrorCode.PROTOCOL_ERROR)
         else:
             status = Status.RESOURCE_EXHAUSTED if too_large else Status.INTERNAL
@@ -223,7 +223,7 @@ class PayloadEnd(PayloadStream):
         self._gone(Ending.PROTOCOL)
 
     def _gone(self, reason: Ending) -> None:
-        """Nothing can be said to the client any more: take back its dial, or reset its target."""
+        """The client cannot be reached any more: cancel its dial, or reset its target."""
         client, stage, peer = self.client, self.stage, self.peer
         self._over(reason)
         if stage is CallStage.DIALING and client is not None:
@@ -233,7 +233,7 @@ class PayloadEnd(PayloadStream):
 
 
 class PayloadCall(PayloadStream):
-    """The end at the client's side of one call."""
+    """The client's end of one call."""
 
     __slots__ = ("_caller", "_cut", "_status")
 
@@ -247,13 +247,13 @@ class PayloadCall(PayloadStream):
         return f"<PayloadCall {self.stage.value}>"
 
     def call(self, stream: Http2Stream, headers: Headers, *, secret: bool = False) -> None:
-        """Ask for a connection; the headers name the target."""
+        """Request a connection; the headers name the target."""
         self.stream = stream
         stream.handler = self
         stream.send_headers(headers, secret=secret)
 
     def open_unheard(self) -> None:
-        """Take the call for answered: its server says nothing before the target does."""
+        """Treat the call as answered: its server sends nothing before the target does."""
         if self.stage is CallStage.DIALING:
             self._opened()
 
@@ -270,7 +270,7 @@ class PayloadCall(PayloadStream):
             return True
         if self.stage is CallStage.OPEN:
             return self.send(data)
-        if self.stage is CallStage.LEFT:  # nobody reads there any more: reset the writer
+        if self.stage is CallStage.LEFT:  # the server no longer reads: reset the writer
             self._lost(Ending.RESET)
         return True
 
@@ -285,21 +285,21 @@ class PayloadCall(PayloadStream):
             self.stream.end()
 
     def abort(self, reason: Ending) -> None:
-        """Take the dial back, or reset the connection."""
+        """Cancel the dial, or reset the connection."""
         if self.ending is None:
             self._caller = None
             self._let_go(ErrorCode.CANCEL)
             self._over(reason)
 
     def _let_go(self, code: ErrorCode) -> None:
-        """End the stream, whatever it still had to say."""
+        """End the stream, discarding waiting data."""
         stream, self.stream = self.stream, None
         if stream is not None:
             stream.handler = NOBODY
             if not stream.remote_done:
                 stream.reset(code)
             elif not stream.local_done:
-                # What gRPC's clients do when trailers end a call that they had not half-closed.
+                # As gRPC clients do when trailers end a call that they had not half-closed.
                 stream.reset(ErrorCode.NO_ERROR)
 
     def _over(self, ending: Ending) -> None:
@@ -315,7 +315,7 @@ class PayloadCall(PayloadStream):
             peer.abort(reason)
 
     def _both_ended(self) -> None:
-        """The server said OK and we are done, too: clean, if it took what we sent."""
+        """The server sent OK and we are done, too: clean, if it took what we sent."""
         self._over(Ending.RESET if self._cut else Ending.CLEAN)
 
     # From the server.
@@ -336,7 +336,7 @@ class PayloadCall(PayloadStream):
             self._status = read_status(headers)
 
     def data_ended(self) -> None:
-        """The target sends nothing more; we still may."""
+        """The target sends nothing more; we may continue."""
         self._eof_in = True
         self.peer.write_eof()
 
@@ -345,7 +345,7 @@ class PayloadCall(PayloadStream):
         status, text = self._status or (Status.UNKNOWN, "no grpc-status")
         self.hand_on()
         if self.ending is not None:
-            return  # the peer was reset by what came
+            return  # the received data reset the peer
         if self.stage is CallStage.DIALING and status is Status.OK:
             self._call_over(Status.UNKNOWN, "the call ended without an answer")
         elif status is not Status.OK:
@@ -356,7 +356,7 @@ class PayloadCall(PayloadStream):
             self._closed(stream)
 
     def _closed(self, stream: Http2Stream) -> None:
-        """The call ended with OK: the end of file, and nobody there to send to."""
+        """The call ended with OK: an end of file, and the server no longer reads."""
         self._cut = bool(stream.out_bytes)
         was_ended, self._eof_in = self._eof_in, True
         self._let_go(ErrorCode.NO_ERROR)
@@ -364,11 +364,11 @@ class PayloadCall(PayloadStream):
         if not was_ended:
             self.peer.write_eof()
         if self.ending is not None:
-            return  # it was answered from inside
+            return  # answered from inside
         if self._eof_out:
             self._both_ended()
         else:
-            self.peer.resume_reading()  # what it sends now resets it
+            self.peer.resume_reading()  # anything it sends now resets it
 
     def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
         """The call is gone."""
@@ -386,7 +386,7 @@ class PayloadCall(PayloadStream):
             self._lost(Ending.LINK_LOST if gone else Ending.RESET)
 
     def violated(self, error: ProtocolError) -> None:
-        """What came is no stream of payloads: reset it."""
+        """The received bytes are not payloads: reset the call."""
         self._call_over(Status.INTERNAL, str(error), Ending.PROTOCOL)
 
     def _call_over(self, status: Status, text: str, reason: Ending = Ending.RESET) -> None:

@@ -1,19 +1,19 @@
-"""One call of /ProxyService/Proxy as its client makes it: one dial, and the end that comes of it.
+"""One call of /ProxyService/Proxy on the client's side: one dial, and the resulting end.
 
-The other side is proxy_end.py. A call carries one connection, so that the stream's window is
-its back-pressure: a full sink holds credit back, for as long as it likes. (Calls that carry many
-connections, where nobody may do that, are packet_link.py.)
+The server's side is proxy_end.py. A call carries one connection, so the stream's window is
+its back-pressure: a full sink withholds credit as long as it needs. (Calls that carry many
+connections, where no single one may do that, are packet_link.py.)
 
-What of a tunnel's life the protocol can say:
+How the protocol expresses the events of a tunnel:
 
-- our half-close: by END_STREAM. Isthmus' servers say that they pass it on (HALF_CLOSE in the
-  response), and the reply still comes. For konnectivity's it ends both directions, so there nothing
-  is said: when the reply has paused for long, CLOSE_REQ ends the connection;
-- the target's half-close: not at all. CLOSE_RSP ends both directions; it reads as an end of file,
-  and what is written after it resets the writer, as a kernel would;
+- our half-close: END_STREAM. Isthmus servers announce that they pass it on (HALF_CLOSE in the
+  response), and the reply still follows. For konnectivity's servers it ends both directions, so
+  nothing is sent: when the reply has paused for long, CLOSE_REQ ends the connection;
+- the target's half-close: not supported. CLOSE_RSP ends both directions; it reads as an end of
+  file, and a later write resets the writer, as a kernel would;
 - our reset: RST_STREAM, which servers pass on as a reset;
-- the target's reset: CLOSE_RSP with an error, RST_STREAM, or a status that is not OK. A call that
-  just ends, without CLOSE_RSP, was cut.
+- the target's reset: CLOSE_RSP with an error, RST_STREAM, or a status other than OK. A call that
+  ends without CLOSE_RSP was cut.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ from isthmus.wire.packet import (
 )
 from isthmus.wire.request_metadata import HALF_CLOSE
 
-#: How long a reply may pause after our half-close, where that cannot be said.
+#: How long a reply may pause after our half-close, if the server does not support half-closes.
 REPLY_PAUSE_S = 10.0
 _LOOK_S = 1.0
-#: In one packet; a message may have 4 MiB.
+#: Data in one packet; a message may have 4 MiB.
 _MOST_PAYLOAD = 1024 * 1024
 
 
 class ProxyCaller(Caller, Protocol):
-    """Who makes a konnectivity call."""
+    """The maker of a konnectivity call."""
 
     def refused(self, error: str) -> None:
-        """The target is not reached, in the server's words; told instead of the others."""
+        """The target was not reached; ``error`` is the server's text. Replaces the other calls."""
 
     def hang_up(self, stream: Http2Stream) -> None:
-        """Nothing more is said or heard: end the stream if this batch does not end it."""
+        """The call is finished: end the stream if this batch does not end it."""
 
     def look_later(self, end: ProxyClientCall, delay_s: float) -> None:
-        """Call ``end.look`` then."""
+        """Call ``end.look`` after ``delay_s``."""
 
 
 class ProxyClientCall(CallStream):
-    """The end at the client's side of one call.
+    """The client's end of one call.
 
-    ``half_closes`` tells whether the server keeps half-closes; None: it says so itself.
+    ``half_closes`` tells whether the server preserves half-closes; None: the server announces it.
     """
 
     __slots__ = (
@@ -96,9 +96,9 @@ class ProxyClientCall(CallStream):
         self._random = random
         self._connect_id = 0
         self._head: DataHead | None = None
-        self._closing = False  # CLOSE_REQ was said
+        self._closing = False  # CLOSE_REQ was sent
         self._status: tuple[Status, str] | None = None
-        self._reply: tuple[int, float] | None = None  # how much of it came, and since when not more
+        self._reply: tuple[int, float] | None = None  # its size, and when it last grew
 
     def __repr__(self) -> str:
         return f"<ProxyClientCall {self._connect_id} {self.stage.value}>"
@@ -111,7 +111,7 @@ class ProxyClientCall(CallStream):
     def call(
         self, stream: Http2Stream, headers: Headers, address: str, *, secret: bool = False
     ) -> None:
-        """Ask for a connection; ``secret``: the headers are not for a cache."""
+        """Request a connection; ``secret``: the headers must not be cached."""
         self.stream = stream
         stream.handler = self
         stream.send_headers(headers, secret=secret)
@@ -135,7 +135,7 @@ class ProxyClientCall(CallStream):
         return more
 
     def write_eof(self) -> None:
-        """Half-close as far as the server can hear it."""
+        """Half-close as far as the server supports it."""
         if self._eof_out or self.ending is not None:
             return
         self._eof_out = True
@@ -149,7 +149,7 @@ class ProxyClientCall(CallStream):
             self._look_later()
 
     def look(self) -> None:
-        """Close the connection if the reply has paused for long: it is over, most likely."""
+        """Close the connection if the reply has paused for long and is probably complete."""
         if self._reply is None or self.stage is not CallStage.OPEN:
             return
         assert self.stream is not None
@@ -169,19 +169,19 @@ class ProxyClientCall(CallStream):
             self.caller.look_later(self, _LOOK_S)
 
     def let_go(self) -> None:
-        """Nobody waits for a reply: do not wait for it, either."""
+        """The client no longer reads: stop waiting for a reply."""
         if self._reply is not None and self.stage is CallStage.OPEN and not self._closing:
             self._ask_to_close(self.clock())
 
     def _ask_to_close(self, now: float) -> None:
-        """Have both directions closed; CLOSE_RSP is the answer."""
+        """Request to close both directions; CLOSE_RSP is the answer."""
         assert self.stream is not None
         self._closing = True
         self._reply = (self.peer.bytes_written, now)
         self.stream.write(close_request(self._connect_id), b"")
 
     def abort(self, reason: Ending) -> None:
-        """Take the dial back, or reset the connection."""
+        """Cancel the dial, or reset the connection."""
         if self.ending is None:
             self._reset()
             self._over(reason)
@@ -191,7 +191,7 @@ class ProxyClientCall(CallStream):
             self.stream.reset(ErrorCode.CANCEL)
 
     def _nobody_reads(self) -> None:
-        """The server has closed, and still something is sent to it: reset the sender."""
+        """Reset a sender that still writes after the server closed."""
         self._lost(Ending.RESET)
 
     def _lost(self, reason: Ending) -> None:
@@ -250,12 +250,12 @@ class ProxyClientCall(CallStream):
             if self.stage is CallStage.DIALING and packet.dialResponse.random == self._random:
                 self._answered(packet.dialResponse.connectID, packet.dialResponse.error)
         elif kind == CLOSE_RSP:
-            # As Go's client: whatever connection it names, there is only one.
+            # As in Go's client: there is only one connection, whatever id the packet names.
             self._closed(packet.closeResponse.error)
         elif kind == CLOSE_REQ:
             self._closed("")
         elif kind == DIAL_CLS and self.stage is CallStage.DIALING:
-            self._call_over(Status.CANCELLED, "the server took the dial back")
+            self._call_over(Status.CANCELLED, "the server cancelled the dial")
 
     def _answered(self, connect_id: int, error: str) -> None:
         caller = self.caller
@@ -263,7 +263,7 @@ class ProxyClientCall(CallStream):
         if error or not connect_id:
             self._reset()
             self._over(Ending.CLEAN)
-            caller.refused(error or "the server answered without a connection")
+            caller.refused(error or "the server answered without a connection id")
             return
         self.stage = CallStage.OPEN
         self._connect_id = connect_id
@@ -274,25 +274,25 @@ class ProxyClientCall(CallStream):
         if self.stage is CallStage.DIALING:
             self._call_over(Status.UNKNOWN, error or "closed before the dial was answered")
             return
-        self.hand_on()  # what came before the close goes before it
+        self.hand_on()  # data received before the close goes first
         if self.stage is not CallStage.OPEN:
-            return  # the peer was reset by it
+            return  # that reset the peer
         if error:
             self._lost(Ending.RESET)
             return
         peer = self.peer
         if self._eof_out:
-            # What was still to be sent has nobody to read it: no clean end of ours.
+            # Unsent data will not be read: our end is not clean.
             self._over(Ending.RESET if self.backlog_bytes else Ending.CLEAN)
             peer.write_eof()
             return
         self.stage = CallStage.LEFT
         self._hang_up()
         peer.write_eof()
-        self.peer.resume_reading()  # what it sends now resets it
+        self.peer.resume_reading()  # anything it sends now resets it
 
     def got_end(self, stream: Http2Stream) -> None:
-        """The server ended the call; if it said no CLOSE_RSP before, that was no clean end."""
+        """The server ended the call; without CLOSE_RSP before, the end was not clean."""
         status, text = self._status or (Status.UNKNOWN, "no grpc-status")
         self.hand_on()
         self._call_over(status, text)

@@ -1,10 +1,11 @@
-"""A client of the konnectivity protocol: one call of /ProxyService/Proxy carries one connection.
+"""The server's end for a konnectivity client: one call of /ProxyService/Proxy, one connection.
 
-The call's packets come in by PacketReader and go out as gRPC messages; back-pressure is the HTTP/2
-stream's window. The protocol has no half-close: when the target ends, the client is told CLOSE_RSP
-and the call is over. A call that the client half-closes (END_STREAM) still gets its reply.
+PacketReader reads the call's packets, which are answered with gRPC messages; back-pressure is the
+HTTP/2 stream's window. The protocol has no half-close: when the target ends, the client receives
+CLOSE_RSP and the call is over. A call that the client half-closes (END_STREAM) still gets its
+reply.
 
-Who dials is dial/frontends/grpc_proxy.py. Agents, which carry many connections in one call, are
+dial/frontends/grpc_proxy.py dials. Agents, which carry many connections in one call, are
 packet_link.py.
 """
 
@@ -40,44 +41,45 @@ from isthmus.wire.packet import (
     parse,
 )
 
-#: Go's client registers a connection only after it handed the dial's result over, and drops what
-#: comes before that: nearly always, measured; with 10 ms still one in a hundred on a slow machine.
-#: A client with many calls at once needs longer (dial/frontends/grpc_proxy.py). On a machine whose
-#: cores are all taken by others some are lost whatever the time, and neither a ping's answer nor
-#: the client's answer to a packet for an unknown connection tells when it is ready.
+#: Go's client registers a connection only after it handed over the dial's result, and drops data
+#: that arrives before: nearly always, measured; with 10 ms still one in a hundred on a slow
+#: machine. A client with many calls at once needs longer (dial/frontends/grpc_proxy.py). On a
+#: machine whose cores are all busy some data is lost whatever the delay, and neither a ping's
+#: answer nor the client's answer to a packet for an unknown connection shows when the client is
+#: ready.
 SETTLE_S = 0.050
-#: It closes its connection at CLOSE_RSP, so that a write made just then fails, and kube-apiserver
-#: throws away what it had not passed on yet (exit codes of 13 in 400 execs were lost; none with
-#: 2 ms, so this is ample). The client's last words therefore have this long.
+#: It closes its connection at CLOSE_RSP, so that a write at that moment fails, and kube-apiserver
+#: discards what it had not passed on yet (exit codes of 13 in 400 execs were lost; none with
+#: 2 ms, so this is ample). The client's last data therefore has this long to arrive.
 LAST_WORDS_S = 0.010
-#: In one packet; a message may have 4 MiB.
+#: Data in one packet; a message may have 4 MiB.
 _MOST_PAYLOAD = 1024 * 1024
-#: What a client may make us answer to nonsense without reading it.
+#: Limit of error answers waiting for a client that does not read.
 _MOST_REPLY_BYTES = 64 * 1024
 
 
 class ProxyClient(CallClient, Protocol):
-    """Who dials for a call."""
+    """The dialing side of a call."""
 
     def wants(self, protocol: str, address: str) -> None:
-        """The client asks for a connection, once."""
+        """The client requests a connection; called once."""
 
     @property
     def settle_s(self) -> float:
-        """How long it may take to register a connection: SETTLE_S, or more when it is busy."""
+        """How long the client may need to register a connection: SETTLE_S, or more when busy."""
 
     def settle_later(self, end: ProxyEnd, delay_s: float) -> None:
-        """Call ``end.settle`` then."""
+        """Call ``end.settle`` after ``delay_s``."""
 
 
 class _Settling:
-    """What may not follow the answer so closely: kept until the client is ready for it."""
+    """Data that must not follow the answer at once: kept until the client is ready for it."""
 
     __slots__ = ("asked", "broken", "data", "eof", "last_words", "since")
 
     def __init__(self, since: float, *, last_words: bool = False) -> None:
         self.since = since
-        self.last_words = last_words  # it is the client that may still say something
+        self.last_words = last_words  # the client may still send something
         self.asked = False
         self.data: list[bytes] = []
         self.eof = False
@@ -113,7 +115,7 @@ class ProxyEnd(CallStream):
         self._random = self._connect_id = 0
         self._head: DataHead | None = None
         self._settling: _Settling | None = None
-        #: A header of the response that tells the client how this connection is called, encoded.
+        #: An encoded response header that tells the client the connection id.
         self.named = b""
 
     def __repr__(self) -> str:
@@ -121,7 +123,7 @@ class ProxyEnd(CallStream):
 
     @property
     def backlog_bytes(self) -> int:
-        """How much waits for the client, or did when the call was reset; heads included."""
+        """The bytes waiting for the client, or waiting at the reset; heads included."""
         stream, settling = self.stream, self._settling
         kept = sum(map(len, settling.data)) if settling else 0
         return stream.out_bytes + stream.lost_bytes + kept
@@ -134,7 +136,7 @@ class ProxyEnd(CallStream):
     # The dial.
 
     def accept(self, connect_id: int) -> None:
-        """Say that the target is reached; the tunnel's bytes may follow."""
+        """Tell the client that the target was reached; the tunnel's bytes may follow."""
         if self.stage is CallStage.DIALING:
             self.stage = CallStage.OPEN
             self._connect_id = connect_id
@@ -144,7 +146,7 @@ class ProxyEnd(CallStream):
             self._say(DIAL_RSP, dial_response(self._random, connect_id))
 
     def refuse(self, text: str) -> None:
-        """Say why not, and end the call."""
+        """Tell the client the reason, and end the call."""
         if self.stage is CallStage.DIALING:
             self.stream.answered = True
             self._say(DIAL_RSP, dial_response(self._random, error=text))
@@ -152,7 +154,7 @@ class ProxyEnd(CallStream):
             self._over(Ending.CLEAN)
 
     def settle(self) -> None:
-        """Let what was kept follow, if the client has had its time."""
+        """Send the kept data, if the client has had enough time."""
         settling = self._settling
         if settling is not None:
             settling.asked = False
@@ -160,7 +162,7 @@ class ProxyEnd(CallStream):
                 self._settled(settling)
 
     def _settled(self, settling: _Settling) -> None:
-        """The client has had its time, or has shown that it needs none."""
+        """The client has had enough time, or has shown that it is ready."""
         self._settling = None
         for data in settling.data:
             self._send(data)
@@ -174,7 +176,7 @@ class ProxyEnd(CallStream):
             self.peer.resume_reading()
 
     def _settles(self) -> _Settling | None:
-        """Give the keeper of what may not be sent yet, if it may not."""
+        """The keeper of data that must not be sent yet, if any."""
         settling, client = self._settling, self.client
         if settling is not None and not settling.asked:
             wait_s = LAST_WORDS_S if settling.last_words else SETTLE_S
@@ -215,7 +217,7 @@ class ProxyEnd(CallStream):
         return all([self._send(data[i : i + _MOST_PAYLOAD]) for i in range(0, size, _MOST_PAYLOAD)])
 
     def write_eof(self) -> None:
-        """The target ended: tell the client, which can then send nothing more either."""
+        """The target ended: tell the client, which then cannot send anything more either."""
         if self.stage is CallStage.LEFT:
             self._over(Ending.CLEAN)
         elif self.stage is CallStage.OPEN:
@@ -236,7 +238,7 @@ class ProxyEnd(CallStream):
             self._over(Ending.CLEAN)
 
     def abort(self, reason: Ending) -> None:
-        """Tell the client that it was no clean end."""
+        """Tell the client that the end was not clean."""
         if self.ending is not None:
             return
         if self.stage is CallStage.OPEN:
@@ -250,14 +252,14 @@ class ProxyEnd(CallStream):
         self._over(reason)
 
     def _break(self, reason: Ending) -> None:
-        if self.stream.out_bytes:  # it does not read: only a reset gets past what waits
+        if self.stream.out_bytes:  # it does not read: only a reset overtakes waiting data
             self.stream.reset(ErrorCode.INTERNAL_ERROR)
         else:
             self._say(CLOSE_RSP, close_response(self._connect_id, reason.value))
             self._end_call(Status.ABORTED, reason.value)
 
     def _nobody_reads(self) -> None:
-        """The client has closed and the target still sends: reset it, as a kernel would."""
+        """Reset a target that still sends after the client closed, as a kernel would."""
         peer = self.peer
         self._over(Ending.RESET)
         peer.abort(Ending.RESET)
@@ -269,7 +271,7 @@ class ProxyEnd(CallStream):
         self.stream.write(message, b"")
 
     def _reply(self, kind: int, message: bytes) -> None:
-        """Answer what the client should not have sent; to one that reads."""
+        """Answer an invalid packet, if the client reads."""
         if self.stream.out_bytes > _MOST_REPLY_BYTES:
             self.stream.reset(ErrorCode.ENHANCE_YOUR_CALM)
             self._gone(Ending.PROTOCOL)
@@ -287,13 +289,13 @@ class ProxyEnd(CallStream):
             self.pieces.clear()
             self.client = None
             self.finish(ending)
-            if self.stream.held:  # nobody will say that there is room
+            if self.stream.held:  # nothing will signal room any more
                 self.stream.release()
 
     # From the client.
 
     def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
-        """The request's were read before; trailers of a request say nothing."""
+        """The request's headers were read before; its trailers carry nothing."""
 
     def got_payload(self, connect_id: int, piece: Piece) -> None:
         self._packet_counts.received[DATA] += 1
@@ -302,14 +304,14 @@ class ProxyEnd(CallStream):
         elif self.stage in (CallStage.NEW, CallStage.DIALING):
             self._unknown(connect_id)
         elif self.stage is CallStage.OPEN:
-            # As Go's server: one stream carries one connection, so both are closed.
+            # As in Go's server: one stream carries one connection, so both are closed.
             self._unknown(connect_id)
             peer = self.peer
             self.abort(Ending.PROTOCOL)
             peer.abort(Ending.PROTOCOL)
 
     def more_payload(self, piece: Piece) -> None:
-        # What the first piece said is not said again.
+        # Further pieces were checked with the first one.
         if self.reader.connect_id == self._connect_id and self.stage is CallStage.OPEN:
             self.pieces.append(piece)
 
@@ -328,7 +330,7 @@ class ProxyEnd(CallStream):
             if data:
                 more = self.peer.write(data)
             if self._settling is not None and not self._settling.last_words:
-                self._settled(self._settling)  # what the target said first goes before its answer
+                self._settled(self._settling)  # the target's first data goes before its answer
         if self.reader.kept is not None or stream.kept:
             kept = self.reader.kept_bytes
             stream.keep(kept if kept > SMALL_MESSAGE and self.ending is None else 0)
@@ -373,20 +375,20 @@ class ProxyEnd(CallStream):
                 self._unknown(connect_id)
             return
         settling, self._settling = self._settling, None
-        self.batch_over(self.stream)  # what came before the close goes before it
+        self.batch_over(self.stream)  # data received before the close goes first
         if self.stage is CallStage.OPEN:
             self.stage = CallStage.LEFT
             self._say(CLOSE_RSP, close_response(connect_id))
             self._end_call(Status.OK, "")
             self.peer.write_eof()
-            if settling is not None and settling.eof:  # the target had ended, too
+            if settling is not None and settling.eof:  # the target has ended, too
                 self._over(Ending.CLEAN)
             else:
-                self.peer.resume_reading()  # what it sends now resets it
+                self.peer.resume_reading()  # anything it sends now resets it
                 self.peer.let_go()
 
     def _gave_up(self) -> None:
-        """DIAL_CLS: before the answer the dial is taken back, after it the connection."""
+        """DIAL_CLS: cancels the dial before the answer, closes the connection after it."""
         self._end_call(Status.OK, "")
         self._gone(Ending.CANCELLED)
 
@@ -399,18 +401,18 @@ class ProxyEnd(CallStream):
         elif self.stage is CallStage.NEW:
             self._end_call(Status.OK, "")
             self._over(Ending.CLEAN)
-        else:  # before the dial's answer it is remembered until there is a peer
+        else:  # before the dial's answer the keeper remembers it
             self._eof_in = True
             self.peer.write_eof()
 
     def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
-        """The call is gone without a goodbye."""
+        """The call was reset or lost."""
         if self.stage is not CallStage.LEFT:
-            # Else it had said goodbye: what the target still does is not its business.
+            # Otherwise the client had finished: the target's later events do not concern it.
             self._gone(Ending.RESET)
 
     def violated(self, error: ProtocolError) -> None:
-        """End the call and everything that hangs on it."""
+        """End the call and everything joined to it."""
         too_large = isinstance(error, MessageTooLarge)
         if self.client is not None:
             self.client.broke_rules(str(error))
@@ -418,7 +420,7 @@ class ProxyEnd(CallStream):
         self._gone(Ending.PROTOCOL)
 
     def _gone(self, reason: Ending) -> None:
-        """Nothing can be said to the client any more: take back its dial, or reset its target."""
+        """The client cannot be reached any more: cancel its dial, or reset its target."""
         client, stage, peer = self.client, self.stage, self.peer
         self._over(reason)
         if stage is CallStage.DIALING and client is not None:

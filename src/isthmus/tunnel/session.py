@@ -1,12 +1,12 @@
-"""A yamux session, purely: frames in, frames out, streams between.
+"""A yamux session without I/O: frames in, frames out, streams between.
 
-The plumbing feeds ``receive(view)`` with whatever the carrier read and calls ``flush()`` once per
+The plumbing passes what the carrier read to ``receive(view)`` and calls ``flush()`` once per
 batch of events; the session calls ``carrier.send`` and ``carrier.wake``. Order: window updates,
 pings and resets are written at once; data waits in its stream while the carrier is full, and
 streams take turns of at most one frame, by their class (traffic_classes.py). Nothing here scans all
 streams.
 
-What the first stream carries (hello, welcome, dials) is links/. Timers: the owner calls ``tick``.
+links/ defines what the first stream carries (hello, welcome, dials). The owner calls ``tick``.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ LAST_ID = 2**31 - 1
 
 
 class Carrier(Protocol):
-    """What a session needs from the connection below it."""
+    """The interface that a session needs from the connection below it."""
 
     def send(self, data: bytes) -> bool:
-        """Take bytes, all of them; False when full: session.resume() follows when there is room."""
+        """Take all bytes; False when full: session.resume() follows when there is room."""
 
     def wake(self) -> None:
         """Call session.flush() when the current batch of events is done, or soon."""
 
     def wake_in_time(self) -> None:
-        """Call session.flush() within milliseconds: what waits can go with something else."""
+        """Call session.flush() within milliseconds, so that frames can share a write."""
 
 
 def no_reason(stream: Stream, reason: Ending) -> None:
-    """Say nothing before a reset: plain yamux has no word for why."""
+    """Send nothing before a reset: plain yamux cannot carry a reason."""
 
 
 class Session:
@@ -72,7 +72,7 @@ class Session:
         explain_reset: Callable[[Stream, Ending], None] = no_reason,
         account: Account | None = None,
     ) -> None:
-        """``account`` pays for the streams that the peer opens; its owner closes it."""
+        """``account`` pays for the streams that the peer opens; the owner closes it."""
         self.carrier = carrier
         self.client = client
         self.clock = clock
@@ -83,7 +83,7 @@ class Session:
         self.closed: Ending | None = None
         self.draining = False
         self.remote_draining = False
-        # What new streams start with; links/ lowers the first when the peer asks for it.
+        # Initial values of streams; links/ lowers the first when the peer requests it.
         self.first_window = INITIAL_WINDOW
         self.first_update_bytes = INITIAL_WINDOW // 2
         self.round_trip_s = 0.0
@@ -127,9 +127,9 @@ class Session:
         traffic: TrafficClass = NORMAL,
         account: Account | None = None,
     ) -> Stream | None:
-        """Open a stream, ``first`` being its first bytes; None when there can be no more.
+        """Open a stream, with ``first`` as its first bytes; None if no more can be opened.
 
-        ``account`` pays for it, from now on and until it is over: of it the stream is a user.
+        ``account`` pays for it until it is over; the stream becomes a user of the account.
         """
         if not self.can_open:
             return None
@@ -143,7 +143,7 @@ class Session:
             stream.bytes_written += size
             self.emit(pack(0, DATA, SYN, stream_id, size), first, size)
             return stream
-        # SYN is control: it goes out at once, and the bytes take their turn.
+        # SYN is control: it is sent at once, and the bytes take their turn.
         self.emit(pack(0, WINDOW_UPDATE, SYN, stream_id, 0), b"", 0)
         if first:
             stream.write(first)
@@ -151,7 +151,7 @@ class Session:
 
     @property
     def can_open(self) -> bool:
-        """Neither closed, drained by the peer, full, nor out of ids."""
+        """Whether it is neither closed, drained by the peer, full, nor out of ids."""
         return not (
             self.closed
             or self.remote_draining
@@ -161,16 +161,16 @@ class Session:
 
     @property
     def ids_left(self) -> int:
-        """How many more streams we can ever open."""
+        """The number of streams that can still be opened."""
         return (LAST_ID - self._next_id) // 2 + 1
 
     @property
     def unsent(self) -> bool:
-        """Frames or data wait for the carrier."""
+        """Whether frames or data wait for the carrier."""
         return bool(self._out or self._turns.waiting)
 
     def go_away(self, code: GoAwayCode = GoAwayCode.NORMAL) -> None:
-        """Tell the peer to open nothing more; NORMAL is drain."""
+        """Tell the peer to open no more streams; NORMAL drains."""
         if not self.closed and (not self.draining or code):
             self.draining = True
             self.emit(pack(0, GO_AWAY, 0, 0, code), b"", 0)
@@ -186,7 +186,7 @@ class Session:
             stream.lost(reason)
 
     def forget(self, stream: Stream) -> None:
-        """Drop a finished stream; frames that still come for it are ignored."""
+        """Drop a finished stream; frames that still arrive for it are ignored."""
         self.streams.pop(stream.id, None)
         self._half.pop(stream, None)
         self.reasons.pop(stream.id, None)
@@ -235,8 +235,8 @@ class Session:
                 self.carrier.wake()
 
     def flush(self) -> None:
-        """Write out this batch, and give waiting streams their turns while the carrier takes it."""
-        self._waking = True  # no wake-ups for what this very call will send
+        """Write this batch, and give waiting streams their turns while the carrier has room."""
+        self._waking = True  # no wake-ups for what this call will send
         out = self._out
         while not self._blocked and not self.closed:
             if self.room > 0 and self._turns.waiting:
@@ -258,7 +258,7 @@ class Session:
             number -= 1
             stream = turns.take()
             stream.in_turn = False
-            # Without room for others: a reader that goes on at once would go before who waits.
+            # Without room for others: a reader that continues at once would overtake waiting ones.
             room, self.room = self.room, 0
             traffic, size = stream.traffic, stream.take_turn(room)
             self.room += room
@@ -266,7 +266,7 @@ class Session:
             if stream.can_send and not stream.in_turn:
                 stream.in_turn = True
                 turns.add(stream)
-            # What is in a batch goes before whatever comes later, however urgent that is.
+            # Data in a batch precedes later data, however urgent that is.
             if self.room <= 0 or (traffic is BULK and size):
                 break
 
@@ -280,13 +280,13 @@ class Session:
     # Receiving.
 
     def receive(self, view: memoryview) -> None:
-        """Take what the carrier read, in any pieces.
+        """Take what the carrier read, however it is split.
 
         Raises:
-            ProtocolError: the peer broke the rules; the session cannot go on.
+            ProtocolError: the peer violated the protocol; the session must end.
         """
         if self._waiting_control_bytes > self.limits.max_waiting_control_bytes:
-            raise ProtocolError("yamux: peer does not read but keeps asking")
+            raise ProtocolError("yamux: peer sends requests but does not read")
         pos, end = 0, len(view)
         streams = self.streams
         while pos < end:
@@ -309,7 +309,7 @@ class Session:
             else:
                 version, kind, flags, stream_id, length = unpack_from(view, pos)
                 pos += HEADER_BYTES
-                # The fast path: a whole DATA frame without flags for a stream we know.
+                # The fast path: a whole DATA frame without flags for a known stream.
                 if kind == DATA and not flags and not version and 0 < length <= end - pos:
                     stream = streams.get(stream_id)
                     if stream is not None:
@@ -346,7 +346,7 @@ class Session:
                 self._flood("empty frames")
 
     def _flood(self, what: str) -> None:
-        """Count what costs a peer next to nothing, and us more; never anything of the data path."""
+        """Count events that are cheap for a peer and costly for us; none of the data path."""
         if self._floods is None:
             self._floods = Floods(self.clock)
         if not self._floods.allow(what):
@@ -372,12 +372,12 @@ class Session:
         stream.received_fin()
 
     def _accept(self, stream_id: int) -> None:
-        if self.closed:  # by a sink, within this very receive: nobody would end the stream
+        if self.closed:  # by a sink, within this receive: nothing would end the stream
             return
         if stream_id in self.streams:
             raise ProtocolError(f"yamux: duplicate SYN on stream {stream_id}")
         if stream_id == 0 or bool(stream_id & 1) == self.client:
-            raise ProtocolError(f"yamux: stream id {stream_id} is not the peer's to open")
+            raise ProtocolError(f"yamux: stream id {stream_id} is not in the peer's range")
         full = self.draining or len(self.streams) >= self.limits.max_streams
         account = self.account
         if full or not (account.admit(STREAM_BYTES) or self._admit_for_a_client(account)):
@@ -385,15 +385,15 @@ class Session:
             return
         stream = self.streams[stream_id] = Stream(self, stream_id, account)
         # ACK at SYN, not with the dial's answer: a Go peer gives up on a session whose stream is
-        # not acknowledged for 75 s, and stops opening at 256 that wait.
+        # not acknowledged for 75 s, and stops opening streams at 256 unacknowledged ones.
         self.emit(pack(0, WINDOW_UPDATE, ACK, stream_id, 0), b"", 0)
         self.on_stream(stream)
 
     def _admit_for_a_client(self, account: Account) -> bool:
-        """Charge a stream to a peer that may have no more itself, but speaks for many clients.
+        """Charge a stream to a peer that is over its share, but acts for many clients.
 
-        One of them may be far over its share. Whom the stream is for shows with its dial, and that
-        client's share decides (links/mux.py).
+        One of those may be far over its share. The dial shows which client the stream is for, and
+        that client's share decides (links/mux.py).
         """
         if not account.divided or len(self.streams) * STREAM_BYTES > account.budget.large_bytes:
             return False
@@ -401,7 +401,7 @@ class Session:
         return True
 
     def _refuse(self, stream_id: int) -> None:
-        self._flood("streams that are refused")
+        self._flood("refused streams")
         self.emit(pack(0, WINDOW_UPDATE, RST, stream_id, 0), b"", 0)
 
     def _told_to_go(self, code: int) -> None:
@@ -412,10 +412,10 @@ class Session:
         else:
             raise ProtocolError(f"yamux: unknown go-away code {code}")
 
-    # Memory: growth is taken from a pool, and what sinks have not taken is counted.
+    # Memory: growth comes from a pool, and bytes not taken by sinks are counted.
 
     def grow(self, wanted: int) -> int:
-        """Take growth from the pool; less than wanted when it runs dry or sinks are far behind."""
+        """Take growth from the pool; less if the pool is low or sinks are far behind."""
         if self.held > self.limits.no_growth_above_held_bytes:
             return 0
         got = min(wanted, self._growth_left)
@@ -430,18 +430,19 @@ class Session:
 
     @property
     def grown_bytes(self) -> int:
-        """What the pool has lent to streams' windows right now."""
+        """The bytes currently lent from the pool to streams' windows."""
         return self.limits.growth_pool_bytes - self._growth_left
 
     @property
     def most_grown_bytes(self) -> int:
-        """The most that it had lent at any time."""
+        """The most that the pool ever lent."""
         return self.limits.growth_pool_bytes - self._least_growth_left
 
     def hold(self, stream: Stream, size: int) -> None:
-        """Count bytes that a sink could not take, and charge whoever the stream is for.
+        """Count bytes that a sink could not take, and charge the stream's account.
 
-        No credit is given for them; whose account is over its share gets less for what sinks take.
+        No credit is returned for them; an account over its share gets less even for what sinks
+        take.
         """
         self.held += size
         if stream not in self._holders:
@@ -450,13 +451,13 @@ class Session:
         stream.account.hold(size)
 
     def release(self, stream: Stream, size: int) -> None:
-        """The sink took what was held."""
+        """The sink took the held bytes."""
         del self._holders[stream]
         self.held -= size
         stream.account.give_back(size + FULL_SINK_BYTES)
 
     def charge(self, stream: Stream, account: Account) -> None:
-        """Another account pays for a stream from now on, which takes over the caller's use."""
+        """Transfer a stream to another account, taking over the caller's use of it."""
         before, stream.account = stream.account, account
         size = STREAM_BYTES
         if stream in self._holders:
@@ -464,8 +465,8 @@ class Session:
         account.take_over(size, before)
 
     def _reset_stuck(self, now: float) -> None:
-        """Reset readers that take nothing while there is nothing left for anybody."""
-        # Slowing comes first: nobody is reset who is inside their share, or takes a byte at times.
+        """Reset readers that take nothing while the budget is used up."""
+        # Slowing comes first: readers inside their share, or that still take bytes, are not reset.
         seen, self._stuck = self._stuck, {}
         for stream in list(self._holders):
             account = stream.account
@@ -484,20 +485,20 @@ class Session:
     # Liveness. The owner calls tick about once a second.
 
     def half_closed(self, stream: Stream) -> None:
-        """Watch a half-closed stream: one that is idle for too long is reset."""
+        """Watch a half-closed stream: it is reset when idle for too long."""
         self._half[stream] = (-1, self.clock())
 
     def heard(self) -> None:
-        """Bytes arrived; the plumbing says so once per read."""
+        """Bytes arrived; called once per read."""
         self.last_heard = self.clock()
 
     @property
     def unanswered_s(self) -> float:
-        """For how long a ping has waited for its answer; 0 when none does."""
+        """How long a ping has been unanswered; 0 without one."""
         return 0.0 if self._ping_at is None else self.clock() - self._ping_at
 
     def ping(self) -> None:
-        """Ask for a sign of life; the answer also measures the round trip."""
+        """Send a ping; the answer also measures the round trip."""
         now = self._last_ping = self.clock()
         if self._ping_at is None:
             self._ping_at = now
@@ -513,7 +514,7 @@ class Session:
             self._ping_at = None
 
     def tick(self) -> bool:
-        """Ping, and reset streams that went quiet or are stuck; False when the peer is dead."""
+        """Ping, and reset idle half-closed or stuck streams; False when the peer is dead."""
         now = self.clock()
         if now - self.last_heard > self.limits.dead_after_s:
             return False

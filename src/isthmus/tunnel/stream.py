@@ -1,8 +1,8 @@
 """One stream of a mux session: an end whose other side is in another process.
 
-Sending obeys the credit the peer gave. Receiving gives credit back only while the sink is not
-full, so that a reader that stops stops its own writer and nobody else. Frames are packed and
-turns are taken in session.py.
+Sending obeys the credit of the peer. Receiving returns credit only while the sink is not
+full, so a reader that stops blocks only its own writer. session.py packs frames and schedules
+turns.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from isthmus.wire.yamux import DATA, FIN, INITIAL_WINDOW, RST, WINDOW_UPDATE, pa
 
 MAX_FRAME = TURN_BYTES
 MAX_WINDOW = 4 * 1024 * 1024
-#: Half a window consumed within so many round trips lets it grow. On a clean line 1 would do; where
+#: A window of which half is consumed within this many round trips grows. On a clean line 1 is
+#: enough; where
 #: one frame in a hundred is lost, nearly every window waits for one that is sent again. Downloads
 #: over 100 ms, 1 % loss and 50 Mbit/s with bbr ran at 7 to 20 Mbit/s with 1, 20 to 35 with 2 and
 #: 34 to 39 with 4 (four runs each; `isthmus lab run far-away` has this line).
 GROW_WITHIN_ROUND_TRIPS = 4
-#: Within this a window grows in any case: a round trip over loopback is shorter than a scheduler's
-#: turn and says nothing about whether a window is too small.
+#: Within this time a window always grows: a round trip over loopback is shorter than a scheduler's
+#: time slice and does not show whether a window is too small.
 GROW_WITHIN_S = 0.002
-#: Beyond this it grows in no case. The round trip is that of the last ping, whose answer can wait
-#: behind others' data or come from a peer that takes its time: one late answer must not let the
+#: Beyond this time it never grows. The round trip is that of the last ping, whose answer can wait
+#: behind other data or come from a slow peer: one late answer must not let the
 #: window of every stream grow.
 GROW_WITHIN_MOST_S = 2.0
 
@@ -45,14 +46,14 @@ def wants_growth(half_took_s: float, round_trip_s: float) -> bool:
 
 
 class StreamSession(Protocol):
-    """The session, as its streams see it."""
+    """The interface of the session for its streams."""
 
     clock: Callable[[], float]
     limits: Limits
-    #: What new streams start with.
+    #: Initial values of new streams.
     first_window: int
     first_update_bytes: int
-    #: How many bytes of data may still join this batch.
+    #: The bytes of data that may still join this batch.
     room: int
     round_trip_s: float
     explain_reset: Callable[[Stream, Ending], None]
@@ -101,11 +102,11 @@ class Stream(BaseEnd):
     ) -> None:
         self.init_end(early)
         self.session = session
-        self.account = account  # who pays for what it holds
+        self.account = account  # pays for what the stream holds
         self.id = stream_id
-        # Sending. An Isthmus peer asks us to begin with less than yamux's 256 KiB; the rest of the
-        # window is kept in reserve until its first update of half of that or more. With less it
-        # says that it is short of memory.
+        # Sending. An Isthmus peer asks us to start with less than yamux's 256 KiB; the rest of the
+        # window is kept in reserve until its first update of half of that or more. A smaller update
+        # means that the peer is short of memory.
         self.credit = session.first_window
         self.reserve = INITIAL_WINDOW - session.first_window
         self._backlog: deque[bytes | memoryview] | None = None
@@ -118,7 +119,7 @@ class Stream(BaseEnd):
         self.window = INITIAL_WINDOW
         self.receive_credit = INITIAL_WINDOW
         self.owed = 0
-        self._reserved = INITIAL_WINDOW - 2 * session.first_update_bytes  # by the sender, likewise
+        self._reserved = INITIAL_WINDOW - 2 * session.first_update_bytes  # likewise
         self._update_at = session.first_update_bytes
         self.held = 0
         self.sink_full_since = 0.0
@@ -137,7 +138,7 @@ class Stream(BaseEnd):
     # Sending: from the peer end towards the other process.
 
     def write(self, data: bytes) -> bool:
-        """Send at once if credit and the session allow, else keep the bytes and say full."""
+        """Send at once if credit and the session allow, else keep the bytes and return False."""
         size = len(data)
         session = self.session
         if size <= self.credit and size <= session.room and not self._backlog and size <= MAX_FRAME:
@@ -158,7 +159,7 @@ class Stream(BaseEnd):
         return False
 
     def write_eof(self) -> None:
-        """Send FIN after everything that waits; exactly once, a second one kills a Go session."""
+        """Send FIN after all waiting data; exactly once, a second one kills a Go session."""
         if self.ending is not None or self._fin_wanted:
             return
         self._fin_wanted = True
@@ -166,7 +167,7 @@ class Stream(BaseEnd):
             self._send_fin()
 
     def take_turn(self, room: int) -> int:
-        """Send one frame's worth of what waits, within credit and room; say how much it was."""
+        """Send up to one frame of waiting data, within credit and room; return its size."""
         backlog = self._backlog
         if self.ending is not None or not backlog:
             return 0
@@ -191,17 +192,17 @@ class Stream(BaseEnd):
         self._backlog = None
         if self._fin_wanted:
             self._send_fin()
-        # Also after its end of file: a stream counts what it holds until it hears this.
+        # Also after its end of file: a stream counts what it holds until this call.
         self.peer.resume_reading()
         return size
 
     @property
     def can_send(self) -> bool:
-        """Something waits and credit is there."""
+        """Whether data is waiting and there is credit."""
         return bool(self._backlog) and self.credit > 0 and self.ending is None
 
     def credited(self, delta: int) -> None:
-        """Take the peer's window update, and the reserve with the first that is not small."""
+        """Add the peer's window update, and the reserve with the first update that is not small."""
         self.credit += delta
         if self.reserve and delta >= self.session.first_window // 2:
             self.credit += self.reserve
@@ -220,7 +221,7 @@ class Stream(BaseEnd):
     # Receiving: from the other process towards the peer end.
 
     def received(self, data: bytes) -> None:
-        """Pass payload on as it comes; give credit back if the sink can take more."""
+        """Pass payload on as it arrives; return credit if the sink can take more."""
         if self.ending is not None:
             return
         size = len(data)
@@ -235,10 +236,10 @@ class Stream(BaseEnd):
             self.session.hold(self, size)
 
     def pause_reading(self) -> None:
-        """Nothing to do: credit is withheld by the sink's False answers to write()."""
+        """Do nothing: False returned by the sink's write() already withholds credit."""
 
     def resume_reading(self) -> None:
-        """Give back the credit of what was held: the sink has room again."""
+        """Return the withheld credit: the sink has room again."""
         if self.ending is not None:
             return
         if self.held:
@@ -257,7 +258,7 @@ class Stream(BaseEnd):
             return
         now = session.clock()
         grown = 0
-        if self.window < INITIAL_WINDOW:  # it was slowed down
+        if self.window < INITIAL_WINDOW:  # it was slowed
             grown = INITIAL_WINDOW - self.window
             self.window = INITIAL_WINDOW
         elif wants_growth(now - self._window_since, session.round_trip_s) and self.account.has_room:
@@ -272,9 +273,9 @@ class Stream(BaseEnd):
         session.emit(pack(0, WINDOW_UPDATE, 0, self.id, delta), b"", 0)
 
     def _slow_down(self) -> None:
-        """Give back less credit than was used: the sender gets slower, and growth goes back.
+        """Return less credit than was used, which slows the sender, and give growth back.
 
-        Never nothing, where the sink takes what comes: it would have to be woken.
+        Never zero while the sink takes bytes, because the sender would then have to be woken.
         """
         budget = self.account.budget
         budget.over_share += 1
@@ -293,7 +294,7 @@ class Stream(BaseEnd):
             self.session.emit(pack(0, WINDOW_UPDATE, 0, self.id, given), b"", 0)
 
     def _maybe_shrink(self) -> None:
-        """A stream that stalled for long gives its growth back by not returning that credit."""
+        """After a long stall, give the window's growth back by not returning that credit."""
         stalled_s = self.session.clock() - self.sink_full_since
         if stalled_s > self.session.limits.stall_s:
             back = min(self.window - INITIAL_WINDOW, self.owed)
@@ -303,7 +304,7 @@ class Stream(BaseEnd):
             self.session.ungrow(back)
 
     def received_fin(self) -> None:
-        """The peer half-closed: pass it on; with both directions done, finish."""
+        """The peer half-closed: pass it on, and finish if both directions are done."""
         self.got_fin = True
         self.peer.write_eof()
         if self.ending is not None:
@@ -316,12 +317,12 @@ class Stream(BaseEnd):
     # Ending.
 
     def abort(self, reason: Ending) -> None:
-        """Reset the stream at the other process; the session says why first."""
+        """Reset the stream at the other process; the session sends the reason first."""
         if self.ending is not None:
             return
         self.session.explain_reset(self, reason)
         if self._over():
-            return  # the explanation was one too many for the peer
+            return  # sending the reason ended the session
         self.session.emit(pack(0, WINDOW_UPDATE, RST, self.id, 0), b"", 0)
         self._finish(reason)
 

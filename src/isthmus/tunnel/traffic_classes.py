@@ -1,9 +1,9 @@
-"""Classes of traffic: whose turn it is when many streams wait for one link.
+"""Traffic classes: the order of turns when many streams wait for one link.
 
-Each class has a queue, in which streams take turns as ever. The queues are served by deficit round
-robin, the most urgent first: in a round each class may send its quantum, and none has a second
-one before every class that waits had its first. So a class that comes late in a round need not wait
-for the others, and none waits for ever. Who is in which class is dial/rules_policy.py.
+Each class has a queue, in which streams take turns. The queues are served by deficit round
+robin, the most urgent first: in a round each class may send its quantum, and none sends a second
+one before every waiting class had its first. A class that joins late in a round need not wait
+for the others, and none waits for ever. dial/rules_policy.py assigns the classes.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Generic, Protocol, TypeVar
 
 from isthmus.values import TrafficClass
 
-#: What a stream sends at most before another one that waits.
+#: The most that a stream sends before another waiting stream.
 TURN_BYTES = 64 * 1024
 
 
-#: What a class may send in a round.
+#: The bytes that a class may send in a round.
 QUANTA = tuple(it.weight * TURN_BYTES for it in TrafficClass)
 
 
 class Waiter(Protocol):
-    """Something that waits for a turn."""
+    """A stream or connection that waits for a turn."""
 
     traffic: TrafficClass
 
@@ -31,13 +31,13 @@ W = TypeVar("W", bound=Waiter)
 
 
 class ClassTurns(Generic[W]):
-    """Everybody who waits, by class."""
+    """The waiting streams, by class."""
 
     __slots__ = ("_left", "_queues", "waiting")
 
     def __init__(self) -> None:
         self.waiting = 0
-        # A queue takes 700 bytes, and most links have one class at most.
+        # A queue takes 700 bytes, and most links use one class at most.
         self._queues: list[deque[W] | None] = [None] * len(QUANTA)
         self._left = list(QUANTA)
 
@@ -49,7 +49,7 @@ class ClassTurns(Generic[W]):
         return f"<ClassTurns {', '.join(sizes)}>"
 
     def add(self, who: W) -> None:
-        """Let it wait, behind all others of its class."""
+        """Add a waiter, behind all others of its class."""
         rank = who.traffic.rank
         queue = self._queues[rank]
         if queue is None:
@@ -58,29 +58,29 @@ class ClassTurns(Generic[W]):
         self.waiting += 1
 
     def take(self) -> W:
-        """Say whose turn it is; somebody has to be waiting. Say afterwards what it ``sent``.
+        """Remove and return the next waiter; call ``sent`` afterwards.
 
         Raises:
-            IndexError: nobody waits.
+            IndexError: no waiter.
         """
         if not self.waiting:
-            raise IndexError("nobody waits for a turn")
+            raise IndexError("no stream waits for a turn")
         self.waiting -= 1
         while True:
             for queue, left in zip(self._queues, self._left, strict=True):
                 if queue and left > 0:
                     return queue.popleft()
-            # A new round. A turn may have been longer than what was left, never by a whole quantum;
-            # what a class did not use, because it had nothing to send, it does not keep.
+            # A new round. A turn may have been longer than the rest, never by a whole quantum;
+            # a class does not keep what it did not use for lack of data.
             self._left = [
                 min(left, 0) + quantum for left, quantum in zip(self._left, QUANTA, strict=True)
             ]
 
     def sent(self, traffic: TrafficClass, size: int) -> None:
-        """Count what a turn was used for, TURN_BYTES at most."""
+        """Count the bytes of a turn, TURN_BYTES at most."""
         self._left[traffic.rank] -= size
 
     def clear(self) -> None:
-        """Nobody waits any more."""
+        """Remove all waiters."""
         self.waiting = 0
         self._queues = [None] * len(QUANTA)

@@ -9,7 +9,7 @@ from isthmus.values import DialOutcome, DialRequest, TunnelId
 
 
 class Tunnel:
-    """Owns two ends: tells once how they ended, and can end them."""
+    """Owns two ends: reports once how they ended, and can end them."""
 
     __slots__ = (
         "_left",
@@ -43,7 +43,7 @@ class Tunnel:
         self.far = far
         self.opened_at = opened_at
         self.on_done = on_done
-        #: For whoever keeps the table to call, with how long it lived.
+        #: Called by the owner of the table, with the tunnel's duration.
         self.on_ended: Callable[[Tunnel, float], None] | None = None
         self.ending = Ending.CLEAN
         self.ended_by = ""
@@ -59,18 +59,18 @@ class Tunnel:
 
     @property
     def untouched(self) -> bool:
-        """It could be dialed again: no byte has flowed. See first_byte.py."""
+        """Whether no byte has flowed, so that it could be dialed again. See first_byte.py."""
         return False
 
     @property
     def last_end(self) -> BaseEnd | None:
-        """The end that is not done yet, when the other one is."""
+        """The last end that is not done, once the other one is."""
         if self._left != 1:
             return None
         return self.client if self.client.ending is None else self.far
 
     def abort(self, reason: Ending, by: str = "us") -> None:
-        """Reset both sides; ``by`` says who wanted it."""
+        """Reset both sides; ``by`` names the side that caused it."""
         if self._left and not self.ended_by:
             self.ended_by = by
             self.ending = reason
@@ -78,7 +78,7 @@ class Tunnel:
         self.far.abort(reason)
 
     def _end_done(self, end: End, ending: Ending) -> None:
-        # The first end that fails takes the other with it: the first is the one to name.
+        # The first end that fails resets the other: report the first.
         if not self.ended_by and ending is not Ending.CLEAN:
             self.ending = ending
             self.ended_by = "client" if end is self.client else "target"

@@ -1,1 +1,1 @@
-"""Bytes to values and back, purely: frames, heads and messages. Nothing here does I/O."""
+"""Pure conversions between bytes and values: frames, heads and messages, without I/O."""

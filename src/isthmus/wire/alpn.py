@@ -1,4 +1,4 @@
-"""The ALPN names of Isthmus links, which settings read without the messages and their library."""
+"""ALPN names of Isthmus links, kept apart so that settings need no protobuf library."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import re
 from collections.abc import Iterable
 
 ALPN = "isthmus/1"
-#: The same protocol between two servers, one of which passes dials to its agents. A name of its
-#: own: to a server that knows nothing of this, the other would be one more agent.
+#: The same protocol between two servers, one of which relays dials to its agents. A separate
+#: name: a server without relaying would take the other for an agent.
 RELAY_ALPN = "isthmus-relay/1"
-# A name of ALPN has 255 bytes (RFC 7301 §3.1), and this goes into logs and flags as it is.
+# An ALPN name has at most 255 bytes (RFC 7301 §3.1), and the id appears in logs and flags as is.
 _ASKABLE = re.compile(r"[A-Za-z0-9._-]{1,200}", re.ASCII)
 
 
 def is_askable(server_id: str) -> bool:
-    """Tell whether a server of this id can be asked for by ALPN."""
     return _ASKABLE.fullmatch(server_id) is not None
 
 
 def alpn_asking_for(server_id: str) -> str:
-    """The protocol of a link to one certain server; the id has to be askable."""
+    """The ALPN name for a link to one particular server; the id must be askable."""
     return f"{ALPN}@{server_id}"
 
 
 def is_ours(alpn: str | None) -> bool:
-    """Tell whether this is our own protocol, with or without a server's id."""
+    """Whether this is Isthmus's own protocol, with or without a server's id."""
     return alpn is not None and (alpn == ALPN or alpn.startswith(f"{ALPN}@"))
 
 
 def asked_for(names: Iterable[str]) -> str:
-    """Which server the first of the offered protocols that names one asks for; empty: any."""
+    """The server id in the first offered protocol that names one; empty: any server."""
     for name in names:
         protocol, at, server_id = name.partition("@")
         if protocol == ALPN and at:

@@ -1,8 +1,8 @@
-"""What a TLS client offers in its ClientHello, and how to refuse it before there is any TLS.
+"""Parse a TLS ClientHello, and write the alert that refuses it before any TLS.
 
-Nothing is decrypted or checked beyond what it takes to find the server's name (RFC 6066) and the
-ALPN names (RFC 7301); TLS itself reads the same bytes afterwards and has the last word on them.
-Whoever sends them has proved nothing yet: what is dearer to read than a real hello is not read.
+Only the server name (RFC 6066) and the ALPN names (RFC 7301) are read, and nothing else is
+checked; TLS reads the same bytes afterwards and decides. The sender is not authenticated yet, so
+input that costs more to parse than a real hello is rejected.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from enum import IntEnum
 from isthmus.errors import ProtocolError
 from isthmus.text.text_limits import MAX_ALPN_NAMES, MAX_SERVER_NAME_BYTES
 
-#: A larger one is not looked at; post-quantum key shares make one of about 2 KiB.
+#: A larger hello is rejected; post-quantum key shares make one of about 2 KiB.
 MAX_HELLO_BYTES = 16 * 1024
-# Real ones come in one record, or in two; browsers have some twenty extensions.
+# Real hellos use one or two records; browsers send about twenty extensions.
 MAX_RECORDS = 4
 _MAX_EXTENSIONS = 64
 _RECORD_HEADER = 5
@@ -31,18 +31,18 @@ _FIXED_BYTES = _VERSION_BYTES + _RANDOM_BYTES  # RFC 8446 §4.1.2
 _LOOKED_AT = (_SERVER_NAME_EXTENSION, _ALPN_EXTENSION)
 _NOTHING = memoryview(b"")
 _FATAL = 2
-# An alert before the handshake is a record of two bytes (RFC 8446 §5.1, §6); every version's
-# client takes the number of TLS 1.2 there.
+# An alert before the handshake is a record of two bytes (RFC 8446 §5.1, §6); clients of every
+# version accept TLS 1.2's number there.
 _RECORD = b"\x15\x03\x03\x00\x02"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientHello:
-    """What a hello says: ``random``, which no other connection has, and the protocols it offers.
+    """The contents of a hello: ``random``, unique to the connection, and the offered protocols.
 
-    ``alpn`` is in the client's order, and empty for one that offers none. Names are bytes
-    (RFC 7301 §3.1) and come as Latin-1. ``server_name`` is the host that the client wants, as it
-    is written there; empty without one.
+    ``alpn`` is in the client's order, and empty if the client offers none. Names are bytes
+    (RFC 7301 §3.1), decoded as Latin-1. ``server_name`` is the requested host as the client wrote
+    it; empty without one.
     """
 
     random: bytes = b""
@@ -51,12 +51,12 @@ class ClientHello:
 
 
 def hello_in(data: bytes, *, max_records: int = MAX_RECORDS) -> ClientHello | int:
-    """Read the ClientHello at the front of the data; what follows it is not looked at.
+    """Read the ClientHello at the front of the data; bytes after it are ignored.
 
-    When not all of it is here, how many bytes it takes at least until there is more to say.
+    If it is incomplete, return the number of bytes needed before calling again.
 
     Raises:
-        ProtocolError: it is no ClientHello, or one of more than 16 KiB, so many records, 64
+        ProtocolError: not a ClientHello, or more than 16 KiB, ``max_records`` records, 64
             extensions or 16 ALPN names.
     """
     message = _message(data[:MAX_HELLO_BYTES], max_records)
@@ -66,7 +66,7 @@ def hello_in(data: bytes, *, max_records: int = MAX_RECORDS) -> ClientHello | in
         return min(message, MAX_HELLO_BYTES)
     if len(message) < _FIXED_BYTES:
         raise ProtocolError("TLS: the ClientHello is cut short")
-    # A view: slices of bytes would copy the rest for each extension and name.
+    # A memoryview, because slices of bytes would copy the rest for each extension and name.
     found = _extensions(memoryview(message)[_FIXED_BYTES:])
     return ClientHello(
         random=message[_VERSION_BYTES:_FIXED_BYTES],
@@ -78,15 +78,15 @@ def hello_in(data: bytes, *, max_records: int = MAX_RECORDS) -> ClientHello | in
 def _message(data: bytes, max_records: int) -> bytes | int:
     """The body of the first handshake message, gathered from its records (RFC 8446 §5.1).
 
-    Or how many bytes it takes to go on: the next one within a header, else all that is announced.
+    Or the number of bytes needed next: one more inside a header, else the announced length.
     """
     body = bytearray()
     at = 0
     for _ in range(max_records):
         record = data[at : at + _RECORD_HEADER]
-        # Each byte is judged as soon as it is here: what is no TLS need not be waited for.
+        # Each byte is checked as soon as it arrives: non-TLS input is rejected without waiting.
         if record[:1] not in (b"", b"\x16") or record[1:2] not in (b"", b"\x03"):
-            raise ProtocolError("TLS: no handshake record")
+            raise ProtocolError("TLS: not a handshake record")
         if len(record) < _RECORD_HEADER:
             return len(data) + 1
         size = int.from_bytes(record[3:5], "big")
@@ -105,9 +105,9 @@ def _message(data: bytes, max_records: int) -> bytes | int:
 
 
 def _size_of(body: bytearray) -> int | None:
-    """How long the message is with its header; None before that is known."""
+    """The length of the message with its header; None if not known yet."""
     if body and body[0] != _CLIENT_HELLO:
-        raise ProtocolError("TLS: the first message is no ClientHello")
+        raise ProtocolError("TLS: the first message is not a ClientHello")
     if len(body) < _HANDSHAKE_HEADER:
         return None
     size = _HANDSHAKE_HEADER + int.from_bytes(body[1:4], "big")
@@ -117,7 +117,7 @@ def _size_of(body: bytearray) -> int | None:
 
 
 def _extensions(fields: memoryview) -> dict[int, memoryview]:
-    """The contents of the two that matter here. The fields are those after the random."""
+    """The contents of the two relevant extensions. ``fields`` starts after the random."""
     found: dict[int, memoryview] = {}
     _session, rest = _vector(fields, 1)
     _suites, rest = _vector(rest, 2)
@@ -135,8 +135,8 @@ def _extensions(fields: memoryview) -> dict[int, memoryview]:
         kind = int.from_bytes(extensions[:2], "big")
         content, extensions = _vector(extensions[2:], 2)
         if kind in _LOOKED_AT:
-            if kind in found:  # RFC 8446 §4.2; who reads the other one would be led elsewhere
-                raise ProtocolError("TLS: an extension is there twice")
+            if kind in found:  # RFC 8446 §4.2; another reader might use the other one
+                raise ProtocolError("TLS: duplicate extension")
             found[kind] = content
     if extensions:
         raise ProtocolError(f"TLS: a ClientHello with more than {_MAX_EXTENSIONS} extensions")
@@ -144,7 +144,7 @@ def _extensions(fields: memoryview) -> dict[int, memoryview]:
 
 
 def _server_name(content: memoryview | None) -> str:
-    """The host name of the list, of which there is one at most (RFC 6066 §3)."""
+    """The host name in the list, at most one (RFC 6066 §3)."""
     if content is None:
         return ""
     names, rest = _vector(content, 2)
@@ -155,14 +155,14 @@ def _server_name(content: memoryview | None) -> str:
         kind = names[0]
         name, names = _vector(names[1:], 2)
         if kind != _HOST_NAME or found:
-            raise ProtocolError("TLS: a server name of another kind, or a second one")
+            raise ProtocolError("TLS: a server name that is not a host name, or a second one")
         found = _ascii(name)
     return found
 
 
 def _ascii(name: memoryview) -> str:
     if not 0 < len(name) <= MAX_SERVER_NAME_BYTES or any(not 0x20 < byte < 0x7F for byte in name):
-        raise ProtocolError("TLS: the server name is no host name")
+        raise ProtocolError("TLS: the server name is not a host name")
     return bytes(name).decode("ascii")
 
 
@@ -184,7 +184,7 @@ def _names(content: memoryview) -> tuple[str, ...]:
 
 
 def _vector(data: memoryview, width: int) -> tuple[memoryview, memoryview]:
-    """Cut a vector behind its length off the front; the vector, and what follows it."""
+    """Split off a length-prefixed vector; return the vector and the rest."""
     end = width + int.from_bytes(data[:width], "big")
     if len(data) < end:
         raise ProtocolError("TLS: the ClientHello is cut short")
@@ -192,7 +192,7 @@ def _vector(data: memoryview, width: int) -> tuple[memoryview, memoryview]:
 
 
 class TlsAlert(IntEnum):
-    """Alerts in the clear: the descriptions that say why a router refuses (RFC 8446 §6.2)."""
+    """Unencrypted alerts with which a router refuses a client (RFC 8446 §6.2)."""
 
     ACCESS_DENIED = 49
     INTERNAL_ERROR = 80
@@ -200,5 +200,5 @@ class TlsAlert(IntEnum):
     NO_APPLICATION_PROTOCOL = 120
 
     def to_bytes_fatal(self) -> bytes:
-        """Write the record; nothing may follow it but the end of file."""
+        """Write a fatal alert record; only end of file may follow."""
         return _RECORD + bytes((_FATAL, self.value))

@@ -1,6 +1,6 @@
-"""HTTP CONNECT as a client sees it: the request to a proxy, and the head of its answer.
+"""HTTP CONNECT for clients: the request to a proxy, and the head of its answer.
 
-The other side of it, a proxy's, is http_connect.py.
+The proxy's side is http_connect.py.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _SHOWN_CHARS = 100
 
 @dataclass(frozen=True, slots=True)
 class ConnectAnswer:
-    """A proxy's verdict: its status, and its status line fit for a log."""
+    """A proxy's answer: its status, and its status line made safe for a log."""
 
     status: int
     line: str
-    #: Names in lower case.
+    #: Names are in lower case.
     headers: tuple[tuple[bytes, bytes], ...] = field(default=(), compare=False)
 
     @property
     def connected(self) -> bool:
-        """The connection leads to the target from here on (RFC 9110 §9.3.6: any 2xx)."""
+        """Whether the connection now leads to the target (RFC 9110 §9.3.6: any 2xx)."""
         return 200 <= self.status < 300
 
     def header(self, name: bytes) -> bytes | None:
@@ -40,11 +40,11 @@ class ConnectAnswer:
 
 
 class ConnectAsking:
-    """One CONNECT: ``request`` is to be sent, and what comes back goes to ``receive``.
+    """One CONNECT exchange: send ``request``, and pass received bytes to ``receive``.
 
-    With ``keep_early`` the target may speak first: what follows the head of a 2xx is then in
-    ``early``. After any other answer ``receive_refusal`` reads its body, if somebody wants it.
-    ``headers`` are sent along.
+    With ``keep_early`` the target may send first: bytes after the head of a 2xx are then in
+    ``early``. After any other answer, ``receive_refusal`` reads the body. ``headers`` are sent with
+    the request.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class ConnectAsking:
         headers: Iterable[tuple[bytes, bytes]] = (),
     ) -> None:
         self._keep_early = keep_early
-        self._rest = b""  # what came with the head and is behind MAX_ANSWER_BYTES
+        self._rest = b""  # bytes received with the head, beyond MAX_ANSWER_BYTES
         self._refusal = bytearray()
         self.early = b""
         self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=MAX_ANSWER_BYTES)
@@ -75,14 +75,14 @@ class ConnectAsking:
         self._size = 0
 
     def receive(self, data: bytes) -> ConnectAnswer | None:
-        """Take bytes of the answer; None when its head is not all here yet.
+        """Take bytes of the answer; return None while its head is incomplete.
 
-        The verdict on the head depends on its bytes alone, not on how they were cut into reads.
+        The result depends only on the bytes of the head, not on how reads split them.
 
         Raises:
-            ProtocolError: it is not HTTP, is larger than MAX_ANSWER_BYTES, or bytes follow the
-                head of a 2xx: the target's, which would speak only when spoken to. Those are no
-                error with ``keep_early``.
+            ProtocolError: not HTTP, larger than MAX_ANSWER_BYTES, or bytes follow the head of a
+                2xx without ``keep_early``: a target that waits for the client cannot have sent
+                them.
         """
         taken = data[: MAX_ANSWER_BYTES - self._size]
         self._size += len(taken)
@@ -91,7 +91,7 @@ class ConnectAsking:
         if not self._start.startswith(_START[: len(self._start)]):
             raise ProtocolError(f"not an HTTP answer: {_shown(self._start)}")
         try:
-            if taken:  # none would say: end of file
+            if taken:  # h11 takes empty data as end of file
                 self._h11.receive_data(taken)
             event = self._h11.next_event()
             while isinstance(event, h11.InformationalResponse):
@@ -112,14 +112,14 @@ class ConnectAsking:
         if answer.connected:
             self.early, self._rest = self._h11.trailing_data[0] + self._rest, b""
             if self.early and not self._keep_early:
-                raise ProtocolError(f"bytes that nobody asked for follow {answer.line!r}")
+                raise ProtocolError(f"unexpected bytes after {answer.line!r}")
         return answer
 
     def receive_refusal(self, data: bytes = b"", *, end: bool = False) -> str | None:
-        """Take bytes of the body of an answer that was no 2xx; None until it is all here.
+        """Take bytes of the body of an answer other than 2xx; return None until it is complete.
 
-        Call it once without any, for what came with the head. ``end``: nothing more comes. It is
-        all here, too, at MAX_REFUSAL_BYTES, or where it stops making sense.
+        Call it first without data, for bytes received with the head. ``end``: no more bytes follow.
+        The body also counts as complete at MAX_REFUSAL_BYTES, or where it is malformed.
         """
         rest, self._rest = self._rest + data, b""
         try:
@@ -130,7 +130,7 @@ class ConnectAsking:
             while isinstance(event := self._h11.next_event(), h11.Data):
                 self._refusal += event.data
             whole = event is not h11.NEED_DATA
-        except (h11.RemoteProtocolError, RuntimeError):  # RuntimeError: bytes behind the end
+        except (h11.RemoteProtocolError, RuntimeError):  # RuntimeError: bytes after the end
             whole = True
         if whole or len(self._refusal) >= MAX_REFUSAL_BYTES:
             text = bytes(self._refusal[:MAX_REFUSAL_BYTES]).decode("utf-8", "replace")

@@ -1,8 +1,8 @@
-"""gRPC's messages, statuses and header rules, as they lie on top of HTTP/2 streams.
+"""gRPC messages, statuses and header rules on top of HTTP/2 streams.
 
 A message is five bytes (a compressed flag and a length) and its body; a call ends with trailers
 that carry its status. Section names are those of "gRPC over HTTP2" (PROTOCOL-HTTP2.md). HTTP/2
-itself is http2.py; what the messages say is packet.py.
+itself is in http2.py, the contents of messages in packet.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from isthmus.errors import ProtocolError
 from isthmus.text.text_limits import MAX_STATUS_BYTES, MAX_STATUS_CHARS, cut, shown
 
 MESSAGE_HEAD = 5
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # what Go's programs take unless told otherwise
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # the default limit of Go's programs
 CONTENT_TYPE = b"application/grpc"
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -30,7 +30,7 @@ _ESCAPED = re.compile(rb"%([0-9A-Fa-f]{2})")
 
 
 class MessageTooLarge(ProtocolError):
-    """A message is longer than we take; the call is answered with RESOURCE_EXHAUSTED."""
+    """A message exceeds the limit; the call is answered with RESOURCE_EXHAUSTED."""
 
 
 class Status(IntEnum):
@@ -56,13 +56,13 @@ class Status(IntEnum):
 
     @property
     def go_name(self) -> str:
-        """Give the name that Go's programs use in their texts and metric labels."""
+        """The name that Go's programs use in texts and metric labels."""
         return _GO_NAMES.get(self) or self.name.title().replace("_", "")
 
 
 _GO_NAMES = {Status.OK: "OK", Status.CANCELLED: "Canceled"}
 
-# Statuses for responses that are not gRPC's (http-grpc-status-mapping.md); others are UNKNOWN.
+# Statuses for non-gRPC responses (http-grpc-status-mapping.md); others are UNKNOWN.
 _OF_HTTP = {
     400: Status.INTERNAL,
     401: Status.UNAUTHENTICATED,
@@ -79,7 +79,7 @@ _OF_HTTP = {
 
 
 def message_head(size: int) -> bytes:
-    """Write what goes before a body of this size ("Length-Prefixed-Message")."""
+    """Write the prefix of a body of this size ("Length-Prefixed-Message")."""
     if size > MAX_MESSAGE_BYTES:
         raise _too_large(size)
     # The flag is zero, so flag and length are one number of five bytes.
@@ -90,14 +90,14 @@ def message_size(head: bytes | bytearray | memoryview) -> int:
     """Read the size of a message from the MESSAGE_HEAD bytes before it.
 
     Raises:
-        MessageTooLarge: it is longer than MAX_MESSAGE_BYTES.
-        ProtocolError: it is compressed.
+        MessageTooLarge: longer than MAX_MESSAGE_BYTES.
+        ProtocolError: the message is compressed.
     """
     size = int.from_bytes(head, "big")  # the flag is zero, so both are one number
     if size <= MAX_MESSAGE_BYTES:
         return size
     if size >> 32:
-        # "Compressed-Flag → 0 / 1": only meaningful with a grpc-encoding, and we agree to none.
+        # "Compressed-Flag → 0 / 1": only valid with a grpc-encoding, and we never agree to one.
         raise ProtocolError("grpc: compressed message but no encoding was agreed")
     raise _too_large(size)
 
@@ -110,7 +110,7 @@ def _too_large(size: int) -> MessageTooLarge:
 
 
 def status_headers(status: Status, message: str = "") -> list[tuple[bytes, bytes]]:
-    """Write the trailers that end a call ("Status" and "Status-Message"); a long message is cut."""
+    """Write the trailers that end a call ("Status" and "Status-Message"); long messages are cut."""
     headers = [(b"grpc-status", b"%d" % status)]
     if message:
         headers.append((b"grpc-message", _percent_encode(message)))
@@ -118,7 +118,7 @@ def status_headers(status: Status, message: str = "") -> list[tuple[bytes, bytes
 
 
 def read_status(headers: Headers) -> tuple[Status, str]:
-    """Read how a call ended from its trailers; what makes no sense there is UNKNOWN."""
+    """Read the status of a call from its trailers; invalid trailers give UNKNOWN."""
     fields = dict(headers)
     number = fields.get(b"grpc-status")
     if number is None:
@@ -130,7 +130,7 @@ def read_status(headers: Headers) -> tuple[Status, str]:
 
 
 def status_of_http(http_status: int) -> Status:
-    """Give the status of a call whose answer was plain HTTP, from a proxy perhaps."""
+    """The status of a call that got a plain HTTP answer, for example from a proxy."""
     return _OF_HTTP.get(http_status, Status.UNKNOWN)
 
 
@@ -140,7 +140,7 @@ def _percent_encode(text: str) -> bytes:
     encoded = _NOT_PLAIN.sub(lambda found: b"%%%02X" % ord(found[0]), raw)
     if len(encoded) <= MAX_STATUS_BYTES:
         return encoded
-    # Three bytes stand for one; whoever decodes it puts a mark where a character was cut in two.
+    # Three bytes encode one; the decoder puts a replacement mark where a character was cut in two.
     return _CUT_ESCAPE.sub(b"", encoded[:MAX_STATUS_BYTES])
 
 
@@ -155,7 +155,7 @@ def _percent_decode(raw: bytes) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a request is not served, in HTTP's terms and in gRPC's; the texts are for people."""
+    """Why a request is refused, as HTTP and as gRPC status; the texts are for users."""
 
     http_status: int
     status: Status
@@ -171,9 +171,9 @@ class Refusal:
 
 
 def request_problem(headers: Headers) -> Refusal | None:
-    """Check the headers of a request as grpc-go's server does; None means it may be served.
+    """Check the headers of a request as grpc-go's server does; None means it is acceptable.
 
-    ``te: trailers`` is not asked for, nor ``grpc-accept-encoding`` looked at: we never compress.
+    ``te: trailers`` is not required, and ``grpc-accept-encoding`` is ignored: we never compress.
     """
     fields = dict(headers)
     kind, method = fields.get(b"content-type", b""), fields.get(b":method", b"")
@@ -195,7 +195,7 @@ def request_problem(headers: Headers) -> Refusal | None:
 
 
 def response_problem(headers: Headers) -> tuple[Status, str] | None:
-    """Check the headers of a response; None means it is gRPC's, perhaps with a status in it."""
+    """Check the headers of a response; None means it is gRPC, possibly with a status in it."""
     fields = dict(headers)
     http_status = fields.get(b":status", b"")
     kind = fields.get(b"content-type", b"")
@@ -212,7 +212,7 @@ def response_problem(headers: Headers) -> tuple[Status, str] | None:
 def read_timeout(value: bytes) -> float | None:
     """Read a ``grpc-timeout`` ("Timeout": at most eight digits and a unit) in seconds.
 
-    None means that it is malformed.
+    None means malformed.
     """
     found = _TIMEOUT.fullmatch(value)
     return int(found[1]) * _UNIT_S[found[2]] if found else None

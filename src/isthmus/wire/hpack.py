@@ -1,9 +1,9 @@
 """Header blocks of HTTP/2 (HPACK, RFC 7541): written without compression, read within bounds.
 
-Nothing that we write is Huffman-coded or enters a peer's table, so writing costs one copy of the
-bytes. Reading looks at each byte once: the ``hpack`` package copies the rest of a block for every
-literal in it, and decodes a whole list before anybody can count it. From that package comes the
-table of Huffman's code. Frames are http2.py.
+We never Huffman-code and never add to a peer's table, so writing costs one copy of the
+bytes. Reading examines each byte once: the ``hpack`` package copies the rest of a block for every
+literal, and decodes a whole list before its size can be checked. Only the Huffman code table comes
+from that package. Frames are in http2.py.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from isthmus.text.text_limits import MAX_HEADERS
 Header = tuple[bytes, bytes]
 Headers = tuple[Header, ...]
 
-#: RFC 7541 §4.1: what an entry counts besides its name and its value.
+#: RFC 7541 §4.1: the overhead of an entry besides its name and value.
 ENTRY_BYTES = 32
-#: RFC 9113 §6.5.2, SETTINGS_HEADER_TABLE_SIZE: we never ask for another.
+#: RFC 9113 §6.5.2, SETTINGS_HEADER_TABLE_SIZE: we never change it.
 TABLE_BYTES = 4096
-#: An integer has at most this many bytes behind its first: enough for 32 bits.
+#: The most bytes of an integer after its first: enough for 32 bits.
 _MAX_INTEGER_BYTES = 5
-#: Huffman's code has at most 30 bits for a byte (RFC 7541 appendix B).
+#: The Huffman code uses at most 30 bits for a byte (RFC 7541 appendix B).
 _MOST_BITS = 30
 
-# RFC 7541 appendix A, by index; there is no 0.
+# RFC 7541 appendix A, by index, starting at 1.
 _NAMES_AND_VALUES = """
 :authority
 :method GET
@@ -101,7 +101,7 @@ def _static() -> tuple[Header, ...]:
 
 STATIC: tuple[Header, ...] = ((b"", b""), *_static())
 _INDEX_OF = {header: index for index, header in enumerate(STATIC) if index and header[1]}
-# The first of a name, as every encoder has it.
+# The first entry of a name, as every encoder uses it.
 _INDEX_OF_NAME = {STATIC[index][0]: index for index in range(len(STATIC) - 1, 0, -1)}
 
 
@@ -135,7 +135,7 @@ def encode(headers: Iterable[Header]) -> bytes:
 
 
 def _integer(number: int, bits: int, flags: int) -> bytes:
-    """Write a number behind the flags of its first byte (§5.1)."""
+    """Write a number after the flags in its first byte (§5.1)."""
     most = (1 << bits) - 1
     if number < most:
         return bytes((flags | number,))
@@ -154,7 +154,7 @@ def _integer(number: int, bits: int, flags: int) -> bytes:
 class Decoder:
     """Decodes the blocks of one connection, in order, with the table that they build up.
 
-    An error leaves the table unlike the peer's: the connection has to end.
+    After an error the table differs from the peer's: the connection has to end.
     """
 
     __slots__ = ("_bytes", "_entries", "_max_bytes", "_max_list_bytes")
@@ -170,7 +170,7 @@ class Decoder:
 
         Raises:
             BlockTooLong: its list has more than MAX_HEADERS headers, or too many bytes.
-            BlockError: it is broken.
+            BlockError: the block is malformed.
         """
         try:
             return self._decode(block)
@@ -193,7 +193,7 @@ class Decoder:
                 header = self._entry(index)
             elif first & 0xE0 == 0x20:  # §6.3: another size for the table
                 if headers:
-                    raise BlockError("a change of the table's size behind a header")
+                    raise BlockError("a table size update after a header")
                 pos = self._resize(block, pos, first & 0x1F)
                 continue
             else:  # §6.2: a literal
@@ -226,7 +226,7 @@ class Decoder:
         if size == 0x1F:
             size, pos = _read_integer(block, pos, size)
         if size > TABLE_BYTES:
-            raise BlockError("a table larger than we allow")
+            raise BlockError("a table size above the limit")
         self._max_bytes = size
         self._evict(size)
         return pos
@@ -253,11 +253,11 @@ def _read_integer(block: bytes, pos: int, number: int) -> tuple[int, int]:
         number += (byte & 0x7F) << shift
         if byte < 0x80:
             return number, pos
-    raise BlockError("an integer too long")
+    raise BlockError("integer too long")
 
 
 def _read_string(block: bytes, pos: int, room: int) -> tuple[bytes, int]:
-    """Read a string (§5.2) that has room in the list."""
+    """Read a string (§5.2) that fits into the list."""
     first = block[pos]
     pos += 1
     size = first & 0x7F
@@ -266,7 +266,7 @@ def _read_string(block: bytes, pos: int, room: int) -> tuple[bytes, int]:
     end = pos + size
     if end > len(block):
         raise BlockError("truncated")
-    # Before anything is copied or decoded; the least that a Huffman string can become.
+    # Checked before any copy or decoding, with the shortest result of a Huffman string.
     if (size * 8 // _MOST_BITS if first & 0x80 else size) > room:
         raise BlockTooLong("header list too long")
     raw = block[pos:end]

@@ -1,7 +1,7 @@
-"""HTTP/2 frames (RFC 9113): the header, the few payloads that are numbers, the error codes.
+"""HTTP/2 frames (RFC 9113): the header, the few numeric payloads, the error codes.
 
-Only bytes and values; the rules of a connection are tunnel/http2.py. Header blocks are read and
-written by hpack.py, behind caches for short ones: grpc-go's first block is the same on every
+The rules of a connection are in tunnel/http2.py. hpack.py reads and writes header blocks, here
+behind caches for short ones: grpc-go's first block is the same on every
 new connection, and decoding it takes 27 µs, looking it up 0.3 µs (timeit).
 """
 
@@ -25,7 +25,7 @@ MIN_MAX_FRAME = 16_384
 MAX_MAX_FRAME = 2**24 - 1
 MAX_STREAM_ID = 2**31 - 1
 
-# Plain numbers: comparing an enum's member costs more, and this is done for every frame.
+# Plain integers: comparing an enum member costs more, and happens for every frame.
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE = 0, 1, 2, 3, 4, 5
 PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = 6, 7, 8, 9
 
@@ -40,10 +40,10 @@ INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = 4, 5, 6
 Header = hpack.Header
 Headers = hpack.Headers
 
-#: Longer blocks and lists are decoded, checked and written each time: no cache keeps them.
+#: Longer blocks and lists are not cached: they are decoded, checked and written each time.
 _SHORT_BLOCK_BYTES = 512
 _SHORT_LIST_BYTES = 4096
-#: Of a block that is only indexes, one byte each; grpc-go's has nine.
+#: Limit for a block of only indexes, one byte each; grpc-go's has nine.
 _MOST_INDEXES = 64
 
 _FRAME = struct.Struct(">HBBBI")
@@ -72,7 +72,7 @@ class ErrorCode(IntEnum):
 
 
 class Http2Error(ProtocolError):
-    """The peer broke HTTP/2 so that the connection cannot go on; ``code`` goes into GOAWAY."""
+    """The peer violated HTTP/2 and the connection must end; ``code`` goes into GOAWAY."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(f"http2: {message}")
@@ -80,16 +80,15 @@ class Http2Error(ProtocolError):
 
 
 class StreamError(Http2Error):
-    """The peer broke the rules of one stream; the others go on."""
+    """The peer violated the rules of one stream; the others continue."""
 
 
 def frame(kind: int, flags: int, stream_id: int, payload: bytes = b"") -> bytes:
-    """Give one whole frame."""
     return frame_head(len(payload), kind, flags, stream_id) + payload
 
 
 def frame_head(size: int, kind: int, flags: int, stream_id: int) -> bytes:
-    """Give the header of a frame whose payload has ``size`` bytes."""
+    """The header of a frame with a payload of ``size`` bytes."""
     return _FRAME.pack(size >> 8, size & 0xFF, kind, flags, stream_id)
 
 
@@ -98,17 +97,16 @@ unpack_head = _FRAME.unpack_from
 
 
 def window_update(stream_id: int, delta: int) -> bytes:
-    """Give the frame that lets the peer send ``delta`` more bytes."""
+    """The frame that lets the peer send ``delta`` more bytes."""
     return frame(WINDOW_UPDATE, 0, stream_id, _UINT32.pack(delta))
 
 
 def rst_stream(stream_id: int, code: ErrorCode) -> bytes:
-    """Give the frame that resets a stream."""
     return frame(RST_STREAM, 0, stream_id, _UINT32.pack(code))
 
 
 def goaway(last_stream_id: int, code: ErrorCode, text: str = "") -> bytes:
-    """Give the frame that ends a connection, or drains it with NO_ERROR."""
+    """The frame that ends a connection, or drains it with NO_ERROR."""
     payload = _GOAWAY.pack(last_stream_id, code) + text.encode()[:256]
     return frame(GOAWAY, 0, 0, payload)
 
@@ -117,7 +115,7 @@ def read_goaway(payload: bytes) -> tuple[int, int, str]:
     """Read (last stream id, code, text).
 
     Raises:
-        Http2Error: it is too short.
+        Http2Error: the payload is too short.
     """
     if len(payload) < 8:
         raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY frame too short")
@@ -129,7 +127,7 @@ def read_uint31(payload: bytes, what: str) -> int:
     """Read the four bytes of a WINDOW_UPDATE, without the reserved bit.
 
     Raises:
-        Http2Error: it has another size.
+        Http2Error: wrong size.
     """
     return read_uint32(payload, what) & MAX_STREAM_ID
 
@@ -138,7 +136,7 @@ def read_uint32(payload: bytes, what: str) -> int:
     """Read the four bytes of a RST_STREAM.
 
     Raises:
-        Http2Error: it has another size.
+        Http2Error: wrong size.
     """
     if len(payload) != 4:
         raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"{what} frame of {len(payload)} bytes")
@@ -146,7 +144,6 @@ def read_uint32(payload: bytes, what: str) -> int:
 
 
 def settings(*pairs: tuple[int, int]) -> bytes:
-    """Give a SETTINGS frame."""
     return frame(SETTINGS, 0, 0, b"".join(_SETTING.pack(*pair) for pair in pairs))
 
 
@@ -154,7 +151,7 @@ SETTINGS_ACK = frame(SETTINGS, ACK, 0)
 
 
 def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
-    """Read the settings, each checked.
+    """Read and check the settings.
 
     Raises:
         Http2Error: the size is wrong or a value is out of range.
@@ -172,10 +169,10 @@ def read_settings(payload: bytes) -> Iterator[tuple[int, int]]:
 
 
 def without_padding(payload: bytes, flags: int, kind: str) -> bytes:
-    """Take the padding off a payload.
+    """Remove the padding from a payload.
 
     Raises:
-        Http2Error: there is more padding than payload.
+        Http2Error: more padding than payload.
     """
     if not flags & PADDED:
         return payload
@@ -189,9 +186,9 @@ def without_padding(payload: bytes, flags: int, kind: str) -> bytes:
 
 @short_cache(256, _SHORT_LIST_BYTES)
 def encode_headers(headers: Headers) -> bytes:
-    """Encode a header list so that no peer has to keep anything: nothing enters its table.
+    """Encode a header list without adding to the peer's table.
 
-    Most lists are few and constant; a long one, which quotes somebody, is not kept.
+    Most lists are few and constant and are cached; long ones, which quote a peer, are not.
     """
     return hpack.encode(headers)
 
@@ -200,7 +197,7 @@ def literal_header(name: bytes, value: bytes) -> bytes:
     """Encode one short header by hand, to follow a block: literal, never indexed, not Huffman.
 
     Raises:
-        ValueError: the name or the value has more than 126 bytes, so that a length is not one byte.
+        ValueError: the name or value exceeds 126 bytes, so its length needs more than one byte.
     """
     if len(name) > 126 or len(value) > 126:
         raise ValueError("too long for a short header")
@@ -211,9 +208,9 @@ def literal_header(name: bytes, value: bytes) -> bytes:
 class HeaderReader:
     """Decodes the header blocks of one connection, in order.
 
-    The decoder with its table is made when a second, different block comes: a connection that
-    carries one stream, as konnectivity's clients make them, never needs it. A first block that is
-    longer than theirs is not worth keeping for that.
+    The decoder with its table is created when a second, different block arrives: a connection that
+    carries one stream, as konnectivity's clients open, never needs it. A first block that is
+    longer than theirs is not cached for that.
     """
 
     __slots__ = ("_decoder", "_first", "_indexed", "_max_list_bytes")
@@ -222,15 +219,15 @@ class HeaderReader:
         self._max_list_bytes = max_list_bytes
         self._first: bytes | None = None
         self._decoder: hpack.Decoder | None = None
-        # Blocks that name table entries only, one byte each: they say the same again until
-        # another kind of block changes the table. A reused connection sends the same few.
+        # Blocks of table indexes only, one byte each: they mean the same until another kind of
+        # block changes the table. A reused connection sends the same few.
         self._indexed: dict[bytes, Headers] | None = None
 
     def read(self, block: bytes) -> Headers:
         """Decode one block.
 
         Raises:
-            Http2Error: the block is broken or its list too long.
+            Http2Error: the block is malformed or its list too long.
         """
         decoder = self._decoder
         if decoder is None:
@@ -269,8 +266,8 @@ def _decode(decoder: hpack.Decoder, block: bytes) -> Headers:
 
 
 _REQUEST_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
-# RFC 9113 section 8.2.1, and the token of RFC 9110 that it leaves: what gets into a log or another
-# protocol later must not break its lines.
+# RFC 9113 section 8.2.1, and the token of RFC 9110 that it leaves: characters that would break
+# lines of a log or of another protocol later are rejected.
 _NAME = re.compile(rb"[!#-'*+\-.0-9^-z|~]+")
 _BAD_VALUE = re.compile(rb"[\x00\r\n]|\A[ \t]|[ \t]\Z")
 _FORBIDDEN = frozenset(
@@ -280,7 +277,7 @@ _FORBIDDEN = frozenset(
 
 @short_cache(256, _SHORT_LIST_BYTES)
 def request_fault(headers: Headers) -> str:
-    """Say what is wrong with a request's header list (RFC 9113 section 8), or ``""``."""
+    """Describe the fault of a request's header list (RFC 9113 section 8), or return ``""``."""
     fault = _fault(headers, _REQUEST_PSEUDO)
     if fault:
         return fault
@@ -293,7 +290,7 @@ def request_fault(headers: Headers) -> str:
 
 @short_cache(256, _SHORT_LIST_BYTES)
 def response_fault(headers: Headers) -> str:
-    """Say what is wrong with a response's header list, or ``""``."""
+    """Describe the fault of a response's header list, or return ``""``."""
     fault = _fault(headers, frozenset((b":status",)))
     if fault:
         return fault
@@ -303,7 +300,7 @@ def response_fault(headers: Headers) -> str:
 
 @short_cache(256, _SHORT_LIST_BYTES)
 def trailer_fault(headers: Headers) -> str:
-    """Say what is wrong with trailers, or ``""``."""
+    """Describe the fault of trailers, or return ``""``."""
     return _fault(headers, frozenset())
 
 
@@ -312,22 +309,22 @@ def _fault(headers: Headers, pseudo: frozenset[bytes]) -> str:
     regular = False
     for name, value in headers:
         if _BAD_VALUE.search(value):
-            return f"value of {shown(name)} has characters that it may not"
+            return f"value of {shown(name)} has invalid characters"
         if name[:1] == b":":
             if name not in pseudo or name in seen or regular:
-                return f"pseudo-header {shown(name)} unknown, twice or after others"
+                return f"pseudo-header {shown(name)} unknown, repeated or after other headers"
             seen.add(name)
             continue
         regular = True
         if not _NAME.fullmatch(name):
             return f"header name {shown(name)} is not lower case"
         if name in _FORBIDDEN or (name == b"te" and value != b"trailers"):
-            return f"header {name.decode()!r} has no place in HTTP/2"
+            return f"header {name.decode()!r} is not allowed in HTTP/2"
     return ""
 
 
 def header(headers: Sequence[Header], name: bytes) -> bytes:
-    """Give the value of a header, or ``b""``."""
+    """The value of a header, or ``b""``."""
     for found, value in headers:
         if found == name:
             return value

@@ -1,8 +1,8 @@
 """The head of an HTTP CONNECT request, and the replies to it, as bytes and values.
 
-The plain common head (what kube-apiserver, Go and curl send) is read here with one regular
-expression; every other head is given to h11 and then held to the same rules. Nothing here opens,
-waits or times out: the slow-header timeout and the dial live in frontends/, the table from a
+One regular expression reads the common plain head (as kube-apiserver, Go and curl send it);
+h11 reads every other head, which then has to pass the same rules. There is no I/O and no
+timeout here: the slow-header timeout and the dial are in frontends/, the mapping from a
 failed dial to a status in dial/frontends/statuses.py.
 """
 
@@ -38,7 +38,7 @@ _TOKEN = re.compile(_TCHAR + rb"+")
 _REQUEST_LINE = re.compile(rb"(%b+) ([!-~]+) HTTP/([0-9]\.[0-9])" % _TCHAR)  # RFC 9112 §3
 _AUTHORITY = re.compile(rb"(?:([^\[\]:]+)|\[([0-9A-Fa-f:.]+)\]):([0-9]{1,5})")
 
-# The plain head: an authority without surprises, Host first (as Go and curl send it), then header
+# The plain head: a simple authority, Host first (as Go and curl send it), then header
 # lines of printable ASCII. Possessive, so that a near miss fails in one pass.
 # timeit, CPython 3.11, two shared cores, kube-apiserver's two-line head: 2.1 µs this way (8 µs for
 # a target not seen before, of which HostPort was 3.5 then and is 1.5 now), 42 µs through h11;
@@ -52,12 +52,12 @@ _PLAIN_BYTES = 4096  # below MAX_LINE_BYTES, so no line of a plain head can be t
 _NOT_HTTP = {
     0x04: "it looks like SOCKS4",
     0x05: "it looks like SOCKS5",
-    0x16: "it looks like a TLS handshake, and this port speaks HTTP in clear",
+    0x16: "it looks like a TLS handshake, but this port serves plain HTTP",
 }
 
 
 class BadRequest(ProtocolError):
-    """The client's head is not one we serve; carries the status to answer and why."""
+    """The request head is rejected; carries the status of the reply and the reason."""
 
     def __init__(self, status: int, reason: str) -> None:
         super().__init__(reason)
@@ -65,32 +65,32 @@ class BadRequest(ProtocolError):
         self.reason = reason
 
     def to_bytes(self) -> bytes:
-        """The whole reply, after which the connection is closed."""
-        # RFC 9110 §15.5.6: a 405 must say what is allowed.
+        """The whole reply, after which the connection must be closed."""
+        # RFC 9110 §15.5.6: a 405 must list the allowed methods.
         allow = [("Allow", "CONNECT")] if self.status == HTTPStatus.METHOD_NOT_ALLOWED else []
         return reply(self.status, self.reason, headers=allow)
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectRequest:
-    """Where a client wants to go, and the header lines it sent, each ended by CR LF.
+    """The requested target, and the header lines, each ended by CR LF.
 
-    The lines are split when somebody asks: most dials never look at them.
+    The lines are split on demand: most dials never use them.
     """
 
     target: HostPort
     header_lines: bytes = b""
-    #: Some header may say more about the request than the target.
+    #: A header may carry request metadata.
     says_more: bool = False
 
     @property
     def asking(self) -> RequestMetadata:
-        """What the client says about its request besides the target."""
+        """The metadata that the client sent with the request."""
         return metadata_in(self.headers) if self.says_more else NOTHING
 
     @property
     def half_closes(self) -> bool:
-        """The client understands half-closes, and asks whether they are kept."""
+        """Whether the client supports half-closes and asks whether the server does."""
         return self.says_more and self.header(HALF_CLOSE) is not None
 
     @property
@@ -107,15 +107,15 @@ class ConnectRequest:
 def take_connect(
     buffer: bytearray, *, max_head_bytes: int = MAX_HEAD_BYTES
 ) -> ConnectRequest | None:
-    """Take one CONNECT head off the front of the buffer; None when it is not all here yet.
+    """Take one CONNECT head off the front of the buffer; None while it is incomplete.
 
-    Exactly the head is consumed: what follows its blank line is the client's early bytes and
-    stays. A buffer that holds ``max_head_bytes`` without a whole head is refused, so a reader that
-    stops at that bound never waits for a head that cannot come.
+    Exactly the head is consumed: bytes after its blank line are the client's early bytes and
+    stay. A buffer that holds ``max_head_bytes`` without a whole head is rejected, so a reader
+    that stops at that bound never waits for a head that cannot come.
 
     Raises:
-        BadRequest: the head breaks a rule or a bound; the buffer is left as it was. The verdict
-            depends on the bytes alone, not on how they were cut into reads.
+        BadRequest: the head violates a rule or a limit; the buffer is unchanged. The result
+            depends only on the bytes, not on how reads split them.
     """
     if buffer.find(b"\r\n\r\n", 0, min(_PLAIN_BYTES, max_head_bytes)) >= 0:
         request = _take_plain(buffer)
@@ -125,7 +125,7 @@ def take_connect(
 
 
 class HeadReader:
-    """Takes a head that comes in pieces, and looks at each byte of it once.
+    """Takes a head that arrives in pieces, examining each byte once.
 
     ``take`` is ``take_connect`` for a buffer that only grows between two calls.
     """
@@ -133,8 +133,8 @@ class HeadReader:
     __slots__ = ("_count", "_has_method", "_line", "_searched")
 
     def __init__(self) -> None:
-        self._line = 0  # where the first line begins that is not whole yet
-        self._count = 0  # how many are before it
+        self._line = 0  # where the first incomplete line starts
+        self._count = 0  # the number of lines before it
         self._searched = 0
         self._has_method = False
 
@@ -150,7 +150,7 @@ class HeadReader:
         return self.take_any(buffer, max_head_bytes)
 
     def take_any(self, buffer: bytearray, max_head_bytes: int) -> ConnectRequest | None:
-        """Take any head that h11 reads and our rules allow; None when it is not all here."""
+        """Take any head that h11 and our rules accept; None while it is incomplete."""
         scope = min(len(buffer), max_head_bytes)
         size = self._find_end(buffer, scope) if scope else 0
         if size:
@@ -163,10 +163,10 @@ class HeadReader:
         return None
 
     def _find_end(self, buffer: bytearray, stop: int) -> int:
-        """Return the size of the head in the first ``stop`` bytes, or 0 when its end is not there.
+        """Return the size of the head in the first ``stop`` bytes, or 0 if its end is missing.
 
-        Goes line by line and raises at the first byte that is too much, which is what makes the
-        verdict independent of how the bytes were cut. Like h11 it takes a bare line feed for a line
+        Goes line by line and raises at the first byte too many, which makes the result
+        independent of how reads split the bytes. Like h11 it accepts a bare line feed as a line
         end, which RFC 9112 §2.2 allows.
         """
         if not self._has_method:
@@ -190,21 +190,21 @@ class HeadReader:
 
 
 def established(connection_id: str = "", *, keeps_half_close: bool = False) -> bytes:
-    """The reply that begins a tunnel, with the id under which it is in logs and audit.
+    """The reply that begins a tunnel, with the id that logs and audit use for it.
 
-    ``keeps_half_close``: say that half-closes are kept; for clients that have asked.
+    ``keeps_half_close``: announce that half-closes are preserved, to clients that asked.
     """
     said = _ESTABLISHED_AS % connection_id.encode("ascii") if connection_id else ESTABLISHED
     return said[:-2] + _KEEPS_HALF_CLOSE if keeps_half_close else said
 
 
 def reply(status: int, body: str, *, headers: Iterable[tuple[str, str]] = ()) -> bytes:
-    """A whole response of plain text that announces the close of the connection.
+    """A whole plain-text response that announces the close of the connection.
 
-    The body may quote a peer: whatever is not printable in it is escaped, so it is one line.
+    The body may quote a peer: unprintable characters are escaped, so the body is one line.
 
     Raises:
-        ValueError: the status is not a registered one, or a header is not printable ASCII.
+        ValueError: the status is not registered, or a header is not printable ASCII.
     """
     text = f"{_printable(body.rstrip())}\n".encode()
     lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
@@ -218,7 +218,7 @@ def reply(status: int, body: str, *, headers: Iterable[tuple[str, str]] = ()) ->
 
 
 def _take_plain(buffer: bytearray) -> ConnectRequest | None:
-    """Take a plain common head; None when it is anything else. h11 would read it alike."""
+    """Take a plain common head; None for any other. h11 would read it the same way."""
     match = _PLAIN.match(buffer)
     if match is None:
         return None
@@ -235,9 +235,9 @@ def _take_plain(buffer: bytearray) -> ConnectRequest | None:
 
 
 def _has_method(buffer: bytearray, stop: int) -> bool:
-    """Refuse a start that no method and space can come of, without waiting for a line end.
+    """Reject input that cannot start with a method and a space, without waiting for a line end.
 
-    Tells whether both are there.
+    Returns whether both have arrived.
     """
     token = _TOKEN.match(buffer, 0, min(stop, _MAX_METHOD_BYTES))
     after = token.end() if token else 0
@@ -259,10 +259,10 @@ def _split_request_line(line: bytes) -> tuple[bytes, bytes, bytes]:
 
 
 def _read_head(head: bytes) -> ConnectRequest:
-    """Read a whole head by h11, and check what h11 leaves open."""
+    """Read a whole head with h11, and check what h11 does not."""
     method, authority, version = _split_request_line(head[: head.index(b"\n")])
     if version not in (b"1.0", b"1.1"):
-        raise BadRequest(505, f"HTTP/{version.decode()} is not spoken here, only HTTP/1.1")
+        raise BadRequest(505, f"HTTP/{version.decode()} is not supported, only HTTP/1.1")
     connection = h11.Connection(h11.SERVER)
     connection.receive_data(head)
     try:
@@ -272,10 +272,10 @@ def _read_head(head: bytes) -> ConnectRequest:
     if not isinstance(event, h11.Request):
         raise BadRequest(400, "malformed request")
     if method != b"CONNECT":
-        raise BadRequest(405, f"the method {_shown(method)} is not served here, only CONNECT")
+        raise BadRequest(405, f"the method {_shown(method)} is not supported, only CONNECT")
     for name, value in event.headers:
-        # RFC 9110 §9.3.6: CONNECT has no content; after it the bytes are the tunnel's, and a
-        # client that announces a body would disagree with us about where it starts.
+        # RFC 9110 §9.3.6: CONNECT has no content; the bytes after it are the tunnel's, and a
+        # client that announces a body would disagree with us about where they start.
         if name == b"transfer-encoding" or (name == b"content-length" and int(value)):
             raise BadRequest(400, f"a CONNECT request has no body, but {name.decode()} was sent")
     lines = b"".join(b"%b: %b\r\n" % pair for pair in event.headers)
@@ -283,14 +283,14 @@ def _read_head(head: bytes) -> ConnectRequest:
 
 
 def _says_more(lines: bytes) -> bool:
-    """Tell whether some header line, in lower case, may be request metadata."""
+    """Whether a header line, in lower case, may be request metadata."""
     return b"\nisthmus-" in lines or b"\ntrace" in lines
 
 
 # kube-apiserver dials the same kubelets and webhooks over and over; a HostPort never changes.
 @lru_cache(maxsize=1024)
 def _target(authority: bytes) -> HostPort:
-    """Read ``host:port``, the only request target that CONNECT has (RFC 9112 §3.2.3)."""
+    """Read ``host:port``, the only form of request target for CONNECT (RFC 9112 §3.2.3)."""
     match = _AUTHORITY.fullmatch(authority)
     if match is None:
         raise BadRequest(400, f"the destination is not host:port: {_shown(authority)}")
@@ -304,7 +304,7 @@ def _target(authority: bytes) -> HostPort:
 
 
 def _shown(data: bytes) -> str:
-    """Quote what a peer sent, shortened, in printable ASCII."""
+    """Quote bytes of a peer, shortened, in printable ASCII."""
     return ascii(data[:100].decode("latin-1")) + ("..." if len(data) > 100 else "")
 
 

@@ -1,7 +1,6 @@
-"""Plain HTTP requests as a forward proxy reads and writes them: targets, headers, passwords.
+"""Plain HTTP requests for a forward proxy: targets, headers, passwords.
 
-Pure. Heads and bodies themselves are h11's; who is dialed and what is answered is
-the HTTP sidecar's frontend.
+h11 reads and writes heads and bodies; the HTTP sidecar's frontend dials and answers.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from isthmus.values import HostPort
 from isthmus.wire.http_connect import BadRequest
 
 VIA = b"1.1 isthmus"
-# RFC 9110 §7.6.1, and what speaks of the next hop alone (§11.7); Connection names more of them.
+# RFC 9110 §7.6.1, and headers for the next hop alone (§11.7); Connection names more of them.
 _HOP_BY_HOP = frozenset(
     {
         b"connection",
@@ -32,16 +31,16 @@ _HOP_BY_HOP = frozenset(
         b"proxy-authentication-info",
     }
 )
-# Connection may not name these: without them a message would be another one.
+# Connection may not name these: without them the message would mean something else.
 _NEVER_NAMED = frozenset({b"host", b"content-length", b"expect", b"via"})
 # RFC 9110 §6.5.1: a trailer has no fields for framing, routing or authentication. A reader that
-# merges trailers with headers would take them for those of the request.
+# merges trailers with headers would treat them as headers of the request.
 _NEVER_TRAILING = frozenset(
     {b"host", b"content-length", b"expect", b"authorization", b"cookie", b"set-cookie", b"via"}
 )
 _ABSOLUTE = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)((?:[/?][^#]*)?)")  # RFC 9112 §3.2.2
 _BASIC = re.compile(rb"[Bb][Aa][Ss][Ii][Cc] +([A-Za-z0-9+/=]+) *")
-#: Those that may be sent again when nobody knows whether they were done (RFC 9110 §9.2.2).
+#: Methods that may be repeated if their outcome is unknown (RFC 9110 §9.2.2).
 _IDEMPOTENT = frozenset({b"GET", b"HEAD", b"OPTIONS", b"TRACE", b"PUT", b"DELETE"})
 
 Headers = list[tuple[bytes, bytes]]
@@ -49,10 +48,10 @@ Headers = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlainRequest:
-    """A request for somebody else, without what was meant for us alone."""
+    """A request to forward, without the headers meant for this proxy."""
 
     method: bytes
-    #: As it came, for a proxy; and its path and query, for the destination itself.
+    #: The target as received, for a proxy; and its path and query, for the destination.
     absolute: bytes
     path: bytes
     target: HostPort
@@ -64,11 +63,11 @@ class PlainRequest:
 
     @property
     def may_be_repeated(self) -> bool:
-        """It does no harm to send it twice, and nothing of it is gone after the first time."""
+        """Whether sending the request twice is safe, and its body is still available."""
         return self.method in _IDEMPOTENT and not self.has_body and not self.upgrade
 
     def to_send(self, *, proxy: bool = False, authorization: str | None = None) -> h11.Request:
-        """The request for the next hop: a proxy, perhaps with a password, or the destination."""
+        """The request for the next hop: a proxy, optionally with a password, or the destination."""
         headers: Headers = [(b"Host", self.authority), *self.headers, (b"Via", VIA)]
         if self.chunked:
             headers.append((b"Transfer-Encoding", b"chunked"))
@@ -81,25 +80,25 @@ class PlainRequest:
 
 
 def read_request(event: h11.Request) -> PlainRequest:
-    """Read a request for somebody else.
+    """Read a request to forward.
 
     Raises:
-        BadRequest: it is for nobody that we could reach; the sentence says why.
+        BadRequest: the target cannot be forwarded to; the message says why.
     """
     _check_framing(event)
     match = _ABSOLUTE.fullmatch(event.target)
     if match is None:
         # RFC 9112 §3.2.2: to a proxy, the target is a whole URL.
         raise BadRequest(
-            400, "this is a proxy: it takes CONNECT, and requests whose target is an http:// URL"
+            400, "this is a proxy: it serves CONNECT and requests with an http:// URL as target"
         )
     scheme, authority, rest = match.groups()
     if scheme.lower() != b"http":
         name = scheme.decode("ascii", "replace").lower()
-        raise BadRequest(400, f"a proxy is asked for {name}:// by CONNECT, not in the clear")
+        raise BadRequest(400, f"use CONNECT for {name}:// targets, not a plain request")
     if b"@" in authority:
-        # RFC 9110 §4.2.4: deprecated, and a way to deceive.
-        raise BadRequest(400, "a proxy takes no user name in the URL: send Authorization instead")
+        # RFC 9110 §4.2.4: deprecated, and used to deceive.
+        raise BadRequest(400, "a user name in the URL is not supported: send Authorization instead")
     path = rest if rest.startswith(b"/") else b"/" + rest
     if event.method == b"OPTIONS" and not rest:
         path = b"*"  # RFC 9112 §3.2.4
@@ -111,7 +110,7 @@ def read_request(event: h11.Request) -> PlainRequest:
         (raw, value)
         for raw, value in end_to_end(event.headers)
         if raw.lower() != b"host"
-        # RFC 9110 §10.1.1: of an older client there is no 100 to wait for.
+        # RFC 9110 §10.1.1: an older client does not wait for a 100.
         and not (raw.lower() == b"expect" and event.http_version < b"1.1")
     ]
     return PlainRequest(
@@ -128,22 +127,21 @@ def read_request(event: h11.Request) -> PlainRequest:
 
 
 def _check_framing(event: h11.Request) -> None:
-    """Refuse a request whose end two readers could see at two places (RFC 9112 §6.1).
+    """Reject a request whose end is ambiguous between readers (RFC 9112 §6.1).
 
     Raises:
-        BadRequest: it is one; whoever answers with it closes the connection, and nothing behind
-            the head is read.
+        BadRequest: ambiguous; the caller closes the connection after the reply and reads
+            nothing after the head.
     """
     if not any(name == b"transfer-encoding" for name, _ in event.headers):
         return
     if has_both_lengths(event.headers):
-        raise BadRequest(400, "both Content-Length and Transfer-Encoding: this may be an attack")
+        raise BadRequest(400, "both Content-Length and Transfer-Encoding: request smuggling?")
     if event.http_version < b"1.1":
-        raise BadRequest(400, "Transfer-Encoding in a request of HTTP/1.0: this may be an attack")
+        raise BadRequest(400, "Transfer-Encoding in an HTTP/1.0 request: request smuggling?")
 
 
 def has_both_lengths(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Tell whether a message has both Content-Length and Transfer-Encoding."""
     return {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}
 
 
@@ -157,7 +155,7 @@ def _target(authority: bytes) -> HostPort:
 
 
 def end_to_end(headers: h11._headers.Headers) -> Headers:
-    """The headers that are for whoever is at the other end, with their names as they came."""
+    """The headers for the final recipient, with their names as received."""
     named = named_in(headers) - _NEVER_NAMED
     return [
         (raw, value)
@@ -167,12 +165,12 @@ def end_to_end(headers: h11._headers.Headers) -> Headers:
 
 
 def trailers(headers: h11._headers.Headers) -> Headers:
-    """The trailers of a message that are passed on."""
+    """The trailers of a message that may be forwarded."""
     return [pair for pair in end_to_end(headers) if pair[0].lower() not in _NEVER_TRAILING]
 
 
 def named_in(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
-    """What the Connection headers name, in lower case."""
+    """The header names listed in Connection, in lower case."""
     values = [value for name, value in headers if name == b"connection"]
     return frozenset(
         word.strip().lower() for value in values for word in value.split(b",") if word.strip()
@@ -180,7 +178,7 @@ def named_in(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
 
 
 def password_in(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes] | None:
-    """The user name and password of Proxy-Authorization (RFC 7617); None when there are none."""
+    """The user name and password of Proxy-Authorization (RFC 7617); None if absent."""
     given = [value for name, value in headers if name == b"proxy-authorization"]
     match = _BASIC.fullmatch(given[0]) if len(given) == 1 else None
     if match is None:

@@ -1,4 +1,4 @@
-"""Length-prefixed messages of an Isthmus link, and the tables between its enums and ours.
+"""Length-prefixed messages of an Isthmus link, and the mappings between its enums and ours.
 
 The messages themselves are declared in link.proto; link_pb2.py is generated from it.
 """
@@ -33,8 +33,8 @@ from isthmus.wire.link_pb2 import Control, Dial, DialResult, Refusal, Welcome
 MAX_MESSAGE_BYTES = 64 * 1024
 _PREFIX_BYTES = 4
 
-#: Texts that decide something: a longer one breaks the protocol. What a Hello says is refused by
-#: links/talk.py, in words that its agent hears; a host is refused with its dial.
+#: Texts that decide something: a longer one is a protocol error. links/talk.py checks the texts
+#: of a Hello, so that the agent is told the reason; a long host fails its dial.
 _REFUSED: dict[type[Message], tuple[tuple[str, int], ...]] = {
     Dial: (
         ("network", MAX_NETWORK_CHARS),
@@ -48,7 +48,7 @@ _REFUSED: dict[type[Message], tuple[tuple[str, int], ...]] = {
     ),
     Welcome: (("server_id", MAX_SERVER_ID_CHARS),),
 }
-#: Texts that are only shown.
+#: Texts that are only displayed.
 _CUT: dict[type[Message], tuple[tuple[str, int], ...]] = {
     DialResult: (
         ("detail", MAX_DETAIL_CHARS),
@@ -58,7 +58,7 @@ _CUT: dict[type[Message], tuple[tuple[str, int], ...]] = {
     Welcome: (("version", MAX_VERSION_CHARS),),
     Refusal: (("reason", MAX_DETAIL_CHARS),),
 }
-#: In a message this short no text is too long: most are, and are looked at no further.
+#: In a message this short no text can be too long: most are, and need no further check.
 _SHORT_BYTES = min(most for fields in (*_REFUSED.values(), *_CUT.values()) for _, most in fields)
 
 M = TypeVar("M", bound=Message)
@@ -71,13 +71,13 @@ FROM_WIRE = {number: failure for failure, number in TO_WIRE.items()}
 
 
 def to_bytes(message: Message, known: bytes = b"") -> bytes:
-    """Write one message behind its length; ``known`` are fields of it that are written already."""
+    """Write one length-prefixed message; ``known`` are fields that are already encoded."""
     body = known + message.SerializeToString()
     return len(body).to_bytes(_PREFIX_BYTES, "big") + body
 
 
 def take_message(buffer: bytearray, kind: type[M]) -> M | None:
-    """Consume one message from the front of the buffer, or return None if not all is here yet.
+    """Consume one message from the front of the buffer, or return None while it is incomplete.
 
     Its texts are within text_limits.py.
 
@@ -104,10 +104,10 @@ def take_message(buffer: bytearray, kind: type[M]) -> M | None:
 
 
 def bound_texts(message: Message) -> None:
-    """Cut the texts of a message that are only shown.
+    """Cut the texts of a message that are only displayed.
 
     Raises:
-        ProtocolError: one that decides something is too long.
+        ProtocolError: a text that decides something is too long.
     """
     if isinstance(message, Control):
         kind = message.WhichOneof("message")
@@ -134,7 +134,7 @@ def _groups_fault(groups: Sequence[str]) -> str:
 
 
 def failure_of(result: DialResult) -> DialFailure | None:
-    """Tell why a dial failed, or None if it did not; reasons we do not know are internal errors."""
+    """Why a dial failed, or None on success; unknown reasons count as internal errors."""
     if not result.failure:
         return None
     return FROM_WIRE.get(result.failure, DialFailure.INTERNAL)

@@ -1,9 +1,9 @@
-"""Konnectivity's packets: what its programs say to each other, one packet per gRPC message.
+"""Konnectivity's packets: its programs exchange one packet per gRPC message.
 
 The messages are declared in konnectivity.proto; konnectivity_pb2.py is generated from it. DATA,
 which is nearly all of the traffic, is read and written here by hand, with the same result. The
-loop around it is tunnel/message_reader.py; what packets mean is tunnel/proxy_end.py and
-tunnel/packet_link.py.
+read loop is in tunnel/message_reader.py; tunnel/proxy_end.py and tunnel/packet_link.py handle the
+packets.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.text.text_limits import MAX_ADDRESS_CHARS, MAX_DETAIL_CHARS, MAX_PA
 from isthmus.wire.grpc import message_head
 from isthmus.wire.konnectivity_pb2 import Packet
 
-# Plain ints, as packet.type gives them: comparing an IntEnum member costs four times as much.
+# Plain ints, as in packet.type: comparing an IntEnum member costs four times as much.
 DIAL_REQ, DIAL_RSP, CLOSE_REQ, CLOSE_RSP, DATA, DIAL_CLS, DRAIN = range(7)
 
 # The keys of the fields, as the protobuf encoding writes them: number << 3 | wire type.
@@ -36,18 +36,19 @@ MOST_DATA_PREFIX = 16
 # Reading.
 
 
-# By hand, not by protobuf, and out of the read buffer where it lies. timeit, CPython 3.11 and
+# Parsed by hand instead of protobuf, in place in the read buffer. timeit, CPython 3.11 and
 # protobuf 7 (upb), a memoryview, connect id 300, the copy of the payload included:
 #                        64 B      32 KiB
 #   find_data           0.7 µs    1.9 µs
 #   Packet.FromString   1.0 µs    2.7 µs
 def find_data(buffer: bytes | memoryview, start: int, end: int) -> tuple[int, int] | None:
-    """Find the payload of a DATA packet that lies between two offsets: (connect id, its offset).
+    """Find the payload of a DATA packet between two offsets: (connect id, offset of the payload).
 
-    The payload reaches to ``end``, which may be past what has come: the first MOST_DATA_PREFIX
-    bytes suffice. None means that it is not plainly that, or that too little has come; when it is
-    whole, parse() has to look: another type, a field that is unusual, empty or out of order, a
-    connect id past 2**35 or negative, or nonsense. What is found here reads the same there.
+    The payload reaches to ``end``, which may be beyond the bytes received: the first
+    MOST_DATA_PREFIX bytes suffice. None means not plainly such a packet, or too few bytes; parse()
+    decides once the packet is complete: another type, a field that is unusual, empty or out of
+    order, a connect id past 2**35 or negative, or garbage. Both functions agree on what this one
+    finds.
     """
     try:
         if (
@@ -96,7 +97,7 @@ def find_data(buffer: bytes | memoryview, start: int, end: int) -> tuple[int, in
                 pos += 1
     except IndexError:
         return None
-    # Nothing before looked at ``end``; this one comparison says that no byte past it was used, and
+    # Nothing above checked ``end``; this comparison proves that no byte past it was used, and
     # a fourth byte of the size could not pass it.
     if pos + size != end or pos > len(buffer):
         return None
@@ -106,17 +107,17 @@ def find_data(buffer: bytes | memoryview, start: int, end: int) -> tuple[int, in
 def parse(message: bytes | memoryview) -> Packet:
     """Read any packet.
 
-    ``type`` and the payload that is set need not agree, and the type may be one that we do not
-    know. A payload that is not set reads as one of zeros, as in Go; ``HasField`` tells. Texts are
-    cut to what text_limits.py allows: an address that had to be is none any more.
+    ``type`` and the payload that is set need not agree, and the type may be unknown. A
+    payload that is not set reads as one of zeros, as in Go; ``HasField`` tells which. Texts
+    are cut to the limits of text_limits.py: an address that was cut is no longer an address.
 
     Raises:
-        ProtocolError: it is no packet, or one without data of more than MAX_PACKET_BYTES.
+        ProtocolError: not a packet, or one without data of more than MAX_PACKET_BYTES.
     """
     try:
         packet = Packet.FromString(bytes(message))
     except (DecodeError, ValueError) as exc:  # ValueError: a text that is not UTF-8
-        raise ProtocolError(f"konnectivity: {len(message)} bytes that are no packet") from exc
+        raise ProtocolError(f"konnectivity: {len(message)} bytes are not a packet") from exc
     if packet.type != DATA and len(message) > MAX_ADDRESS_CHARS:
         if len(message) > MAX_PACKET_BYTES:
             raise ProtocolError(
@@ -144,30 +145,30 @@ def _cut_texts(packet: Packet) -> None:
 
 
 class DataHead:
-    """Writes what goes before the payload of each DATA packet of one connection.
+    """Writes the prefix of each DATA packet's payload for one connection.
 
-    The payload itself follows as it is: nobody has to copy it behind its head.
+    The payload follows unchanged, so it is never copied.
     """
 
     __slots__ = ("_fields", "_head", "_size")
 
     def __init__(self, connect_id: int) -> None:
         if not -(1 << 63) <= connect_id < 1 << 63:
-            raise ProtocolError(f"konnectivity: no connect id: {connect_id}")
+            raise ProtocolError(f"konnectivity: invalid connect id: {connect_id}")
         id_ = bytes((_CONNECT_ID_KEY,)) + _varint(connect_id % (1 << 64)) if connect_id else b""
         self._fields = id_ + bytes((_BYTES_KEY,))
         self._size = -1
         self._head = b""
 
-    # By hand, not by protobuf. A connection that moves bulk sends full reads, all of one size, so
-    # that the last head is worth keeping. timeit, CPython 3.11 and protobuf 7 (upb):
+    # Built by hand instead of protobuf. A bulk connection sends full reads of one size, so
+    # the last head is worth caching. timeit, CPython 3.11 and protobuf 7 (upb):
     #                                    64 B       32 KiB
     #   of(size), the same again        0.07 µs    0.07 µs
     #   of(size), another size          0.5  µs    1.0  µs
     #   lru_cache on (id, size), hit    0.12 µs    0.12 µs
     #   Packet(…).SerializeToString()   1.9  µs    6.8  µs
     def of(self, size: int) -> bytes:
-        """Give the gRPC head and the packet up to the first byte of a payload of this size."""
+        """The gRPC head and the packet up to the first byte of a payload of this size."""
         if size != self._size:
             self._head = self._build(size)
             self._size = size
@@ -191,14 +192,14 @@ def _varint(value: int) -> bytes:
 
 
 def data_packet(connect_id: int, data: bytes) -> bytes:
-    """Write one DATA packet whole, for whoever does not send enough of them to keep a DataHead."""
+    """Write one whole DATA packet, for callers that send too few to keep a DataHead."""
     return DataHead(connect_id).of(len(data)) + data
 
 
 def end_of_data(connect_id: int) -> bytes:
-    """Write the half-close of a connection: ours, for peers that have agreed to it.
+    """Write the half-close of a connection, an Isthmus extension for peers that agreed to it.
 
-    Konnectivity has no packet for it; its DATA has an error field that nobody uses.
+    Konnectivity has no packet for it; its DATA has an unused error field.
     """
     return _framed(DATA, data={"connectID": connect_id, "error": "EOF"})
 
@@ -206,7 +207,7 @@ def end_of_data(connect_id: int) -> bytes:
 def dial_request(protocol: str, address: str, random: int, ours: bytes = b"") -> bytes:
     """Write DIAL_REQ: open a connection; the answer will carry the same ``random``.
 
-    ``ours`` is what only our own agents read, a Dial of link.proto.
+    ``ours`` is read only by Isthmus agents: a Dial of link.proto.
     """
     dial = {"protocol": protocol, "address": address, "random": random, "isthmus_dial": ours}
     return _framed(DIAL_REQ, dialRequest=dial)
@@ -215,7 +216,7 @@ def dial_request(protocol: str, address: str, random: int, ours: bytes = b"") ->
 def dial_response(random: int, connect_id: int = 0, error: str = "", *, reached: str = "") -> bytes:
     """Write DIAL_RSP: the connection that was opened, or the error.
 
-    ``reached`` is what only our own servers read, the address.
+    ``reached`` is the address that was dialed, read only by Isthmus servers.
     """
     answer = {"random": random, "connectID": connect_id, "error": _utf8(error)}
     return _framed(DIAL_RSP, dialResponse={**answer, "isthmus_address": reached})
@@ -232,23 +233,23 @@ def close_response(connect_id: int, error: str = "") -> bytes:
 
 
 def close_dial(random: int) -> bytes:
-    """Write DIAL_CLS: the dial is not wanted any more."""
+    """Write DIAL_CLS: the dial is cancelled."""
     return _framed(DIAL_CLS, closeDial={"random": random})
 
 
 def drain() -> bytes:
-    """Write DRAIN: choose this agent for nothing new."""
+    """Write DRAIN: send this agent no new dials."""
     return _framed(DRAIN, drain={})
 
 
 def _framed(type_: int, **payload: dict[str, Any]) -> bytes:
     try:
         body = Packet(type=type_, **payload).SerializeToString()  # type: ignore[arg-type]  # plain int
-    except ValueError as exc:  # a number past int64, or a text that UTF-8 cannot say
-        raise ProtocolError(f"konnectivity: cannot be said in a packet: {payload}") from exc
+    except ValueError as exc:  # a number past int64, or a text not encodable as UTF-8
+        raise ProtocolError(f"konnectivity: not encodable as a packet: {payload}") from exc
     return message_head(len(body)) + body
 
 
 def _utf8(text: str) -> str:
-    # The system's own words may hold bytes that were never UTF-8; they must not spoil an answer.
+    # Error texts of the system may contain bytes that are not UTF-8; they must not break an answer.
     return text.encode("utf-8", "replace").decode("utf-8")

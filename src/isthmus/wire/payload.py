@@ -1,8 +1,8 @@
-"""KEP-1281's protocol in bytes: the metadata that asks for a target, payloads, and statuses.
+"""KEP-1281's protocol in bytes: the metadata that names a target, payloads, and statuses.
 
-The messages are declared in kep1281.proto; kep1281_pb2.py is generated from it. A payload that has
-nothing but data, which is nearly every one, is read and written here by hand, with the same result.
-The loop around it is tunnel/message_reader.py; what calls mean is tunnel/payload.py.
+The messages are declared in kep1281.proto; kep1281_pb2.py is generated from it. A payload with
+only data, which is nearly every one, is read and written here by hand, with the same result.
+The read loop is in tunnel/message_reader.py; tunnel/payload.py handles the calls.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from isthmus.wire.kep1281_pb2 import ConnectOptions, Payload
 PATH = b"/ProxyService/Proxy"
 #: "metadata["x-kube-net-proxy"] = base64.Encode(proto.Marshal(connectOptions))" (KEP-1281).
 CONNECT_OPTIONS = b"x-kube-net-proxy"
-#: The data of one payload that we write; a message may have 4 MiB.
+#: The most data in one payload that we write; a message may have 4 MiB.
 MOST_DATA = 64 * 1024
 
-#: Every way a dial can fail, as the status of its call.
+#: The call status for each dial failure.
 STATUS_OF_FAILURE: dict[DialFailure, Status] = {
     DialFailure.REFUSED: Status.UNAVAILABLE,
     DialFailure.TIMED_OUT: Status.DEADLINE_EXCEEDED,
@@ -38,7 +38,7 @@ STATUS_OF_FAILURE: dict[DialFailure, Status] = {
     DialFailure.TOO_MANY: Status.RESOURCE_EXHAUSTED,
     DialFailure.INTERNAL: Status.INTERNAL,
 }
-#: What a status says of a dial when its text does not say more. Others are about the server.
+#: The dial failure for each status without a more precise text. Others concern the server.
 FAILURE_OF_STATUS: dict[Status, DialFailure] = {
     Status.DEADLINE_EXCEEDED: DialFailure.TIMED_OUT,
     Status.NOT_FOUND: DialFailure.UNRESOLVED,
@@ -54,7 +54,7 @@ MOST_PREFIX = 5
 _BASE64 = re.compile(rb"[A-Za-z0-9+/_-]*={0,2}")
 _TO_STANDARD = bytes.maketrans(b"-_", b"+/")
 _MOST_SHOWN = 100
-#: The longest target there can be, in base64, and what a key counts besides.
+#: The longest possible target in base64, and the overhead of its key.
 _SHORT_OPTIONS_BYTES = 512
 
 
@@ -71,11 +71,11 @@ def connect_options(target: HostPort) -> bytes:
 def read_connect_options(value: bytes) -> HostPort:
     """Read the target from the value of CONNECT_OPTIONS.
 
-    Base64 by either alphabet of RFC 4648, with or without its padding: Go has an encoder for each,
-    and the KEP does not say which. The same targets are dialed again and again.
+    Base64 in either alphabet of RFC 4648, with or without padding: Go has an encoder for each,
+    and the KEP does not say which. Results are cached, because the same targets are dialed again.
 
     Raises:
-        ProtocolError: it is no ConnectOptions with a host and a port; the message is for people.
+        ProtocolError: not a ConnectOptions with a host and a port.
     """
     try:
         address = str(ConnectOptions.FromString(_base64(value)).remote_addr)
@@ -104,8 +104,8 @@ def _base64(value: bytes) -> bytes:
 
 
 def names_target(headers: Iterable[tuple[bytes, bytes]]) -> bool:
-    """Tell whether a request is of this kind: it names a target, well or badly."""
-    # A loop: any() with a generator takes twice as long, and every call of the other kind asks.
+    """Whether a request is of this protocol: it names a target, valid or not."""
+    # A loop: any() with a generator takes twice as long, and each gRPC call runs this.
     for name, _ in headers:  # noqa: SIM110
         if name == CONNECT_OPTIONS:
             return True
@@ -113,10 +113,10 @@ def names_target(headers: Iterable[tuple[bytes, bytes]]) -> bool:
 
 
 def target_in(headers: Iterable[tuple[bytes, bytes]]) -> HostPort | None:
-    """Find the target that a request names by its metadata; None: it is a call of another kind.
+    """Find the target that a request names in its metadata; None: a call of another protocol.
 
     Raises:
-        ProtocolError: it names none that makes sense, or more than one.
+        ProtocolError: the target is invalid, or there is more than one.
     """
     found = [value for name, value in headers if name == CONNECT_OPTIONS]
     if not found:
@@ -130,11 +130,11 @@ def target_in(headers: Iterable[tuple[bytes, bytes]]) -> HostPort | None:
 
 
 def find_data(buffer: bytes | memoryview, start: int, end: int) -> tuple[int, int] | None:
-    """Find the data of a payload that lies between two offsets: (0, their offset).
+    """Find the data of a payload that lies between two offsets: (0, offset of the data).
 
-    They reach to ``end``, which may be past what has come: the first MOST_PREFIX bytes suffice.
-    None means that it is not plainly that, or that too little has come; when it is whole, parse()
-    has to look. (The 0 is the connection; packet.py's payloads have one.)
+    The data reaches to ``end``, which may be beyond the bytes received: the first MOST_PREFIX bytes
+    suffice. None means not plainly such a payload, or too few bytes; parse() decides once it is
+    complete. (The 0 is the connection; packet.py's payloads have one.)
     """
     try:
         if buffer[start] != _DATA_KEY:
@@ -157,24 +157,24 @@ def find_data(buffer: bytes | memoryview, start: int, end: int) -> tuple[int, in
 
 
 def parse(message: bytes | memoryview) -> tuple[bytes, bool]:
-    """Read any payload: its data, and whether it is the end of the target's data (ours).
+    """Read any payload: its data, and whether it ends the target's data (our extension).
 
     Raises:
-        ProtocolError: it is no payload.
+        ProtocolError: not a payload.
     """
     try:
         payload = Payload.FromString(bytes(message))
     except DecodeError as exc:
-        raise ProtocolError(f"kep1281: {len(message)} bytes that are no Payload") from exc
+        raise ProtocolError(f"kep1281: {len(message)} bytes are not a Payload") from exc
     return payload.data, payload.isthmus_end_of_data
 
 
-# By hand, not by protobuf, and without a copy of the data. timeit, CPython 3.11 and protobuf 7
-# (upb): 0.12 µs for a size that was there before, 1.2 µs for another one;
+# Built by hand instead of protobuf, without copying the data. timeit, CPython 3.11 and protobuf 7
+# (upb): 0.12 µs for a size used before, 1.2 µs for a new one;
 # Payload(…).SerializeToString() takes 1.9 µs for 64 B and 5.5 µs for 32 KiB.
 @lru_cache(maxsize=1024)
 def payload_head(size: int) -> bytes:
-    """Give the gRPC head and the payload up to the first byte of data of this size."""
+    """The gRPC head and the payload up to the first byte of data of this size."""
     length, left = bytearray((_DATA_KEY,)), size
     while left > 0x7F:
         length.append(left & 0x7F | 0x80)
@@ -188,5 +188,5 @@ def _end_of_data() -> bytes:
     return message_head(len(body)) + body
 
 
-#: The message that says the target's half-close, with its gRPC head.
+#: The message that signals the target's half-close, with its gRPC head.
 END_OF_DATA = _end_of_data()

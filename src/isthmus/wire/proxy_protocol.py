@@ -1,8 +1,8 @@
-"""The PROXY protocol: who is really at the other end of a connection that somebody passed on.
+"""The PROXY protocol: the real peer of a connection that a proxy passed on.
 
-Version 2 is written and read, with its TLVs; version 1, which is a line of text, is read where the
+Version 2 is written and read, with its TLVs; version 1, a line of text, is read if the
 caller allows it. Sections (§) are those of haproxy's proxy-protocol.txt. A CRC32c is not checked,
-and what a TLV means is for whoever asked for it.
+and the caller interprets the TLVs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from isthmus.errors import ProtocolError
 from isthmus.text.text_limits import MAX_PROXY_HEADER_BYTES
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
-#: A longer header is not read; real ones have less than 1 KiB.
+#: A longer header is rejected; real ones have less than 1 KiB.
 MAX_HEADER_BYTES = MAX_PROXY_HEADER_BYTES
 
-# Types of TLVs (§2.2). Those from 0xE0 to 0xEF are for whoever agrees on them; HyperShift's shared
-# ingress has the id of a cluster in 0x20.
+# Types of TLVs (§2.2). 0xE0 to 0xEF are for private use; HyperShift's shared ingress puts the id
+# of a cluster into 0x20.
 ALPN = 0x01
 AUTHORITY = 0x02
 CRC32C = 0x03
@@ -32,7 +32,7 @@ SSL_VERSION, SSL_CN, SSL_CIPHER = 0x21, 0x22, 0x23
 NETNS = 0x30
 
 _V1, _V2 = 1, 2
-#: Both versions that can be read.
+#: Both supported versions.
 BOTH = (_V1, _V2)
 _V2_HEAD = 16
 _LOCAL, _PROXY = 0x20, 0x21
@@ -45,7 +45,7 @@ _PORT = re.compile(rb"0|[1-9][0-9]{0,4}")
 
 
 class IpPort(NamedTuple):
-    """An address and a port; the port may be 0 where it is not known."""
+    """An address and a port; the port is 0 if unknown."""
 
     ip: IPv4Address | IPv6Address
     port: int
@@ -55,7 +55,7 @@ class IpPort(NamedTuple):
 
 
 class Tlv(NamedTuple):
-    """Something else that is said about a connection."""
+    """An additional value about a connection."""
 
     type: int
     value: bytes
@@ -63,10 +63,10 @@ class Tlv(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyHeader:
-    """What stands before the bytes of a connection that was passed on.
+    """The PROXY header of a connection.
 
-    Without addresses the proxy could not tell them; ``is_local``: it speaks for itself, to see
-    whether somebody is here (§2.2, LOCAL). TLVs may come several times.
+    Without addresses the proxy could not tell them; ``is_local``: the proxy speaks for itself, as
+    in a health check (§2.2, LOCAL). TLVs may occur several times.
     """
 
     source: IpPort | None = None
@@ -85,7 +85,7 @@ class ProxyHeader:
             raise ValueError("a port is two bytes")
 
     def tlv(self, type_: int) -> bytes | None:
-        """The first value of this type; None without one."""
+        """The first value of this type; None if absent."""
         return next((tlv.value for tlv in self.tlvs if tlv.type == type_), None)
 
     def to_bytes(self) -> bytes:
@@ -115,12 +115,12 @@ class ProxyHeader:
 def take_proxy_header(
     buffer: bytearray, *, versions: Collection[int] = (_V2,)
 ) -> ProxyHeader | None:
-    """Cut the header off the front of the buffer; None when not all of it is here.
+    """Take the header off the front of the buffer; None while it is incomplete.
 
-    Each byte is judged as soon as it is here. ``versions`` are those that may come.
+    Each byte is checked as soon as it arrives. ``versions`` are the accepted ones.
 
     Raises:
-        ProtocolError: there is no header of these versions, it is wrong, or too long.
+        ProtocolError: no header of these versions, malformed, or too long.
     """
     head = bytes(buffer[:_V2_HEAD])
     if _V2 in versions and SIGNATURE.startswith(head[: len(SIGNATURE)]):
@@ -135,7 +135,7 @@ def _take_v2(buffer: bytearray, head: bytes) -> ProxyHeader | None:
     command = head[at] if len(head) > at else _PROXY
     if command not in (_LOCAL, _PROXY):
         raise ProtocolError(f"PROXY: unknown version and command {command:#04x}")
-    # Of a local connection "the receiver must discard the protocol block" (§2.2), whatever it is.
+    # For a local connection "the receiver must discard the protocol block" (§2.2).
     family = head[at + 1] if len(head) > at + 1 and command == _PROXY else _UNSPEC
     if family not in _ADDRESS_BYTES:
         raise ProtocolError(f"PROXY: not a TCP connection: address family {family:#04x}")
@@ -158,7 +158,7 @@ def _header(family: int, block: bytes) -> ProxyHeader:
     cut = _ADDRESS_BYTES[family]
     tlvs = tuple(tlv for tlv in _tlvs(block[cut:]) if tlv.type != NOOP)
     if family not in (_TCP4, _TCP6):
-        return ProxyHeader(tlvs=tlvs)  # UNIX sockets have names for addresses, and seldom any
+        return ProxyHeader(tlvs=tlvs)  # UNIX sockets have paths as addresses, if any
     width = 4 if family == _TCP4 else 16
     kind = IPv4Address if family == _TCP4 else IPv6Address
     ports = block[2 * width : cut]
@@ -216,7 +216,7 @@ def _as_v6(ip: IPv4Address | IPv6Address) -> IPv6Address:
 
 
 def _u16(number: int) -> bytes:
-    # One that is too large is told of after the block is known: to_bytes() would raise its own.
+    # Too large a size is reported once the block is known: to_bytes() would raise its own error.
     return (number & 0xFFFF).to_bytes(2, "big")
 
 

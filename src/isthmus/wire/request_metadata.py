@@ -1,19 +1,19 @@
-"""What a client says about its request besides the target: headers of CONNECT, metadata of gRPC.
+"""Request metadata besides the target: headers of CONNECT, metadata of gRPC.
 
-    isthmus-network   the network that it means
-    isthmus-user      on whose behalf it asks
-    isthmus-group     a group of that user; may come several times
-    isthmus-tenant    the tenant
-    isthmus-object    the Kubernetes object that is behind it
-    traceparent, tracestate   W3C Trace Context
-    isthmus-half-close        it understands half-closes; a server that keeps them answers the same
+        isthmus-network   the requested network
+        isthmus-user      the user on whose behalf the client asks
+        isthmus-group     a group of that user; may occur several times
+        isthmus-tenant    the tenant
+        isthmus-object    the Kubernetes object that the request is about
+        traceparent, tracestate   W3C Trace Context
+        isthmus-half-close        half-closes are supported; a server that does answers the same
 
-Values of ours are percent-encoded UTF-8 (RFC 3986 §2.1). Whether any of it is believed is for the
-server, which knows who the client is; here it is only read.
+Values of ``isthmus-`` keys are percent-encoded UTF-8 (RFC 3986 §2.1). The server, which knows the
+client's identity, decides what to trust; this module only reads.
 
 Trace context is the Recommendation of 23 November 2021, https://www.w3.org/TR/trace-context/: read
-strictly and written back unchanged. Making spans is frame/observe/tracing.py; a program without
-tracing passes on what came.
+strictly and written back unchanged. frame/observe/tracing.py creates spans; a program without
+tracing forwards the context.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from isthmus.text.text_limits import (
 )
 from isthmus.values import NOTHING, RequestMetadata
 
-#: In UTF-8. All of it has to fit into the first message of a stream (links/dials.py).
+#: In UTF-8. All metadata has to fit into the first message of a stream (links/dials.py).
 MAX_VALUE_BYTES = MAX_NAME_BYTES
 
 _NETWORK = b"isthmus-network"
@@ -43,8 +43,8 @@ _OBJECT = b"isthmus-object"
 _TRACEPARENT = b"traceparent"
 _TRACESTATE = b"tracestate"
 _TEXTS = {_NETWORK: "network", _USER: "user", _TENANT: "tenant", _OBJECT: "object"}
-#: Both say it of a tunnel that is to end as TCP does, one direction at a time. Whoever hears
-#: nothing of it has a konnectivity server before it, which closes both.
+#: Both sides set it for a tunnel that ends as TCP does, one direction at a time. Without it the
+#: peer may be a konnectivity server, which closes both.
 HALF_CLOSE = b"isthmus-half-close"
 NAMES = frozenset({*_TEXTS, _GROUP, _TRACEPARENT, _TRACESTATE})
 
@@ -63,16 +63,16 @@ _MEMBER = re.compile(
 _MOST_MEMBERS = 32
 _MOST_ENCODED_BYTES = 3 * MAX_VALUE_BYTES
 _ENCODED = re.compile(rb"(?:[!-$&-~]|%[0-9A-Fa-f]{2})+")
-# Names in Kubernetes are full of these; whatever else is encoded, so that a header is one line.
+# Common in Kubernetes names; everything else is encoded, so that a header is one line.
 _SAFE = ":/@.,=+()!*'"
 
 
 def metadata_in(headers: Iterable[tuple[bytes, bytes]]) -> RequestMetadata:
-    """Find what is said. What cannot be read, is too long or is said twice counts as not said.
+    """Read the metadata. Invalid, too long or repeated values count as not set.
 
-    Names are compared without case; groups and ``tracestate`` may come several times.
+    Names are compared without case; groups and ``tracestate`` may occur several times.
     """
-    # Most requests say nothing: they cost a set lookup for each header.
+    # Most requests have none: they cost a set lookup for each header.
     found = [(name, value) for raw, value in headers if (name := raw.lower()) in NAMES]
     if not found:
         return NOTHING
@@ -83,9 +83,9 @@ def metadata_in(headers: Iterable[tuple[bytes, bytes]]) -> RequestMetadata:
     groups = _groups(said.get(_GROUP, []))
     parent = _ascii(said.get(_TRACEPARENT, ()))
     if not is_traceparent(parent):
-        # Trace Context §4.3: without a valid parent the state is not read, either.
+        # Trace Context §4.3: without a valid parent the state is ignored, too.
         return RequestMetadata(**texts, groups=groups)
-    # §3.3.1: several headers are one, joined in order (RFC 9110 §5.3).
+    # §3.3.1: several headers are joined in order (RFC 9110 §5.3).
     state = _ascii(said.get(_TRACESTATE, ()))
     return RequestMetadata(
         **texts,
@@ -96,10 +96,10 @@ def metadata_in(headers: Iterable[tuple[bytes, bytes]]) -> RequestMetadata:
 
 
 def headers_of(asking: RequestMetadata) -> list[tuple[bytes, bytes]]:
-    """Write it as headers, names in lower case; the inverse of ``asking_in`` within its bounds.
+    """Write the metadata as headers, names in lower case; the inverse of ``metadata_in``.
 
     Raises:
-        ValueError: a value is too long, or has a character that cannot be shown.
+        ValueError: a value is too long, or has an unprintable character.
     """
     headers: list[tuple[bytes, bytes]] = []
     for name, field in _TEXTS.items():
@@ -120,17 +120,17 @@ def _encoded(value: str, what: str) -> bytes:
     if len(value.encode()) > MAX_VALUE_BYTES:
         raise ValueError(f"the {what} is longer than {MAX_VALUE_BYTES} bytes")
     if not value.isprintable():
-        raise ValueError(f"the {what} has characters that cannot be shown")
+        raise ValueError(f"the {what} has unprintable characters")
     return quote(value, safe=_SAFE).encode("ascii")
 
 
 def _only(values: list[bytes] | None) -> str:
-    """The one value; of two nobody can say which was meant."""
+    """The value if there is exactly one; two are ambiguous."""
     return _text(values[0]) if values is not None and len(values) == 1 else ""
 
 
 def _groups(raw: list[bytes]) -> tuple[str, ...]:
-    """The groups without repetition; none if they are too many, as a part would mislead."""
+    """The groups without repetition; none if too many, because a subset would mislead."""
     if len(raw) > MAX_GROUPS:
         return ()
     groups = tuple(dict.fromkeys(filter(None, map(_text, raw))))
@@ -142,7 +142,7 @@ def _fits(groups: tuple[str, ...]) -> bool:
 
 
 def _text(raw: bytes) -> str:
-    """Decode a value; empty when it is garbage or too long."""
+    """Decode a value; empty if invalid or too long."""
     if len(raw) > _MOST_ENCODED_BYTES or not _ENCODED.fullmatch(raw):
         return ""
     try:
@@ -154,14 +154,14 @@ def _text(raw: bytes) -> str:
 
 
 def _ascii(values: Iterable[bytes]) -> str:
-    """Several headers as one (RFC 9110 §5.3); empty when they are not ASCII."""
+    """Several headers as one (RFC 9110 §5.3); empty if not ASCII."""
     joined = b",".join(values)
     return joined.decode("ascii") if joined.isascii() else ""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceParent:
-    """Whose child a span is: ``str()`` gives the header, always of version 00."""
+    """The parent of a span; ``str()`` gives the header, always of version 00."""
 
     trace_id: str
     parent_id: str
@@ -169,7 +169,7 @@ class TraceParent:
 
     @property
     def sampled(self) -> bool:
-        """Whoever sent it may have recorded its part."""
+        """Whether the sender may have recorded its part."""
         return bool(self.flags & SAMPLED)
 
     def __str__(self) -> str:
@@ -177,7 +177,7 @@ class TraceParent:
 
 
 def parse_traceparent(text: str) -> TraceParent | None:
-    """Read the header; None if it is not valid, and then there is no trace (§4.3)."""
+    """Read the header; None if invalid, which means that there is no trace (§4.3)."""
     if len(text) > MAX_TRACEPARENT_CHARS:
         return None
     match = _PARENT.fullmatch(text)
@@ -192,14 +192,13 @@ def parse_traceparent(text: str) -> TraceParent | None:
 
 
 def is_traceparent(text: str) -> bool:
-    """Tell whether the text is a valid ``traceparent``."""
     return parse_traceparent(text) is not None
 
 
 def is_tracestate(text: str) -> bool:
-    """Tell whether the text is a valid ``tracestate`` that fits; an empty one says nothing.
+    """Whether the text is a valid ``tracestate`` within the limits; an empty one is.
 
-    A key that comes twice, or too many members, make all of it invalid (§3.3.1.1).
+    A repeated key, or too many members, invalidate all of it (§3.3.1.1).
     """
     if not text or len(text) > MAX_TRACESTATE_CHARS:
         return False

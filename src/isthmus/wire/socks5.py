@@ -1,8 +1,8 @@
 """SOCKS5 as bytes and values: RFC 1928, and RFC 1929 for user names and passwords.
 
-Each message has a ``take_*`` that reads it off a buffer, whatever pieces its bytes came in, and a
-``to_bytes`` that is the inverse. No message is larger than 513 bytes, so nothing has to be bounded
-besides. Who is served and which failure has which code is the sidecar's frontend.
+Each message has a ``take_*`` that reads it off a buffer, however its bytes were split, and a
+``to_bytes`` that is the inverse. No message is larger than 513 bytes, so no other limit is
+needed. The sidecar's frontend decides whom to serve and maps failures to codes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SOCKS4_REJECTED = bytes([0, 91, 0, 0, 0, 0, 0, 0])
 
 
 class Method(IntEnum):
-    """How a client proves who it is (RFC 1928 §3)."""
+    """Authentication methods (RFC 1928 §3)."""
 
     NONE = 0
     PASSWORD = 2
@@ -37,7 +37,7 @@ class Method(IntEnum):
 
 
 class Command(IntEnum):
-    """What a client wants (RFC 1928 §4)."""
+    """Commands of a client (RFC 1928 §4)."""
 
     CONNECT = 1
     BIND = 2
@@ -45,7 +45,7 @@ class Command(IntEnum):
 
 
 class Code(IntEnum):
-    """What a server answers (RFC 1928 §6)."""
+    """Reply codes of a server (RFC 1928 §6)."""
 
     SUCCEEDED = 0
     FAILURE = 1
@@ -59,7 +59,7 @@ class Code(IntEnum):
 
 
 class SocksError(ProtocolError):
-    """A message breaks a rule; ``answer`` is what the protocol says to whoever sent it."""
+    """A message violates a rule; ``answer`` is the reply that the protocol prescribes."""
 
     def __init__(self, reason: str, answer: bytes = b"") -> None:
         super().__init__(reason)
@@ -69,7 +69,7 @@ class SocksError(ProtocolError):
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """A client's first message: the methods that it knows."""
+    """A client's first message: the methods that it supports."""
 
     methods: bytes
 
@@ -78,24 +78,22 @@ class Greeting:
             raise ValueError("more than 255 methods")
 
     def to_bytes(self) -> bytes:
-        """The message."""
         return bytes([VERSION, len(self.methods)]) + self.methods
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The server's answer to a greeting; a number that is no Method is one that we do not know."""
+    """The server's answer to a greeting; a number that is not in Method is unknown."""
 
     method: int
 
     def to_bytes(self) -> bytes:
-        """The message."""
         return bytes([VERSION, self.method])
 
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """Who a client is (RFC 1929 §2); ``repr()`` shows no secret."""
+    """A client's user name and password (RFC 1929 §2); ``repr()`` shows no secret."""
 
     username: bytes
     password: bytes
@@ -108,7 +106,6 @@ class Login:
         return f"Login({self.username!r})"
 
     def to_bytes(self) -> bytes:
-        """The message."""
         return b"%c%c%b%c%b" % (
             LOGIN_VERSION,
             len(self.username),
@@ -120,20 +117,19 @@ class Login:
 
 @dataclass(frozen=True, slots=True)
 class LoginAnswer:
-    """Whether a client is who it says."""
+    """Whether the server accepts a login."""
 
     accepted: bool
 
     def to_bytes(self) -> bytes:
-        """The message."""
         return bytes([LOGIN_VERSION, 0 if self.accepted else 1])
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a client wants, and of whom.
+    """A client's request: a command and its address.
 
-    Not a HostPort: BIND and UDP ASSOCIATE may name nobody, as 0.0.0.0 and port 0.
+    Not a HostPort: BIND and UDP ASSOCIATE may leave the address open, as 0.0.0.0 and port 0.
     """
 
     command: int
@@ -141,15 +137,14 @@ class Request:
     port: int
 
     def to_bytes(self) -> bytes:
-        """The message."""
         return bytes([VERSION, self.command, 0]) + _address_bytes(self.host, self.port)
 
     @property
     def target(self) -> HostPort:
-        """Where a CONNECT wants to go.
+        """The target of a CONNECT.
 
         Raises:
-            SocksError: that is nowhere.
+            SocksError: not a valid target.
         """
         try:
             return HostPort(self.host, self.port)
@@ -159,22 +154,21 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The server's answer to a request; the address is the one that its connection has."""
+    """The server's answer to a request; the address is that of its own connection to the target."""
 
     code: int
     host: str = "0.0.0.0"
     port: int = 0
 
     def to_bytes(self) -> bytes:
-        """The message."""
         return bytes([VERSION, self.code, 0]) + _address_bytes(self.host, self.port)
 
 
 def take_greeting(buffer: bytearray) -> Greeting | None:
-    """Take a greeting off the buffer; None when it is not all here yet.
+    """Take a greeting off the buffer; None while it is incomplete.
 
     Raises:
-        SocksError: it is none; the sentence says what it looks like.
+        SocksError: not a greeting; the message names the protocol that it looks like.
     """
     if buffer and buffer[0] != VERSION:
         raise _not_socks5(bytes(buffer[:1]))
@@ -184,20 +178,20 @@ def take_greeting(buffer: bytearray) -> Greeting | None:
 
 
 def take_choice(buffer: bytearray) -> Choice | None:
-    """Take a server's choice off the buffer; None when it is not all here yet.
+    """Take a server's choice off the buffer; None while it is incomplete.
 
     Raises:
-        SocksError: it is none.
+        SocksError: not a choice.
     """
     _check_version(buffer, VERSION, b"")
     return Choice(_take(buffer, 2)[1]) if len(buffer) >= 2 else None
 
 
 def take_login(buffer: bytearray) -> Login | None:
-    """Take a user name and a password off the buffer; None when they are not all here yet.
+    """Take a user name and a password off the buffer; None while they are incomplete.
 
     Raises:
-        SocksError: there are none.
+        SocksError: not a login.
     """
     _check_version(buffer, LOGIN_VERSION, LoginAnswer(False).to_bytes())
     if len(buffer) < 2 or len(buffer) < 3 + buffer[1]:
@@ -211,22 +205,22 @@ def take_login(buffer: bytearray) -> Login | None:
 
 
 def take_login_answer(buffer: bytearray) -> LoginAnswer | None:
-    """Take a server's verdict off the buffer; None when it is not all here yet.
+    """Take a server's answer to a login off the buffer; None while it is incomplete.
 
     Raises:
-        SocksError: it is none.
+        SocksError: not such an answer.
     """
     _check_version(buffer, LOGIN_VERSION, b"")
     return LoginAnswer(_take(buffer, 2)[1] == 0) if len(buffer) >= 2 else None
 
 
 def take_request(buffer: bytearray) -> Request | None:
-    """Take a request off the buffer; None when it is not all here yet.
+    """Take a request off the buffer; None while it is incomplete.
 
-    The command may be one that nobody knows: that has an answer of its own.
+    The command may be unknown: the protocol has a reply for that.
 
     Raises:
-        SocksError: it is none, or its kind of address is unknown.
+        SocksError: not a request, or its address type is unknown.
     """
     _check_version(buffer, VERSION, Reply(Code.FAILURE).to_bytes())
     found = _take_addressed(buffer)
@@ -234,10 +228,10 @@ def take_request(buffer: bytearray) -> Request | None:
 
 
 def take_reply(buffer: bytearray) -> Reply | None:
-    """Take a reply off the buffer; None when it is not all here yet.
+    """Take a reply off the buffer; None while it is incomplete.
 
     Raises:
-        SocksError: it is none.
+        SocksError: not a reply.
     """
     _check_version(buffer, VERSION, b"")
     found = _take_addressed(buffer)
@@ -268,7 +262,7 @@ def _take_addressed(buffer: bytearray) -> tuple[int, str, int] | None:
 def _check_kind(kind: int) -> None:
     if kind not in (_IPV4, _NAME, _IPV6):
         raise SocksError(
-            f"unknown kind of address: {kind:#04x}",
+            f"unknown address type: {kind:#04x}",
             Reply(Code.ADDRESS_TYPE_NOT_SUPPORTED).to_bytes(),
         )
 
@@ -278,7 +272,7 @@ def _host(kind: int, raw: bytes) -> str:
         return str(IPv4Address(raw))
     if kind == _IPV6:
         return str(IPv6Address(raw))
-    # Latin-1 takes every byte; whether it is a name is for HostPort.
+    # Latin-1 decodes every byte; HostPort checks whether it is a name.
     return raw.decode("latin-1")
 
 
@@ -307,12 +301,12 @@ def _check_version(buffer: bytearray, version: int, answer: bytes) -> None:
 
 def _not_socks5(first: bytes) -> SocksError:
     if first[0] == _SOCKS4:
-        return SocksError("it looks like SOCKS4, and this is SOCKS5", _SOCKS4_REJECTED)
-    if first.isalpha():  # the methods of HTTP are words, and nothing else begins so
-        reason = "it looks like HTTP, and this port speaks SOCKS5: use socks5:// or socks5h://"
+        return SocksError("it looks like SOCKS4, but this port serves SOCKS5", _SOCKS4_REJECTED)
+    if first.isalpha():  # HTTP methods are words; no other protocol starts with a letter
+        reason = "it looks like HTTP, but this port serves SOCKS5: use socks5:// or socks5h://"
         return SocksError(reason, http_reply(400, reason))
     seen = "TLS" if first[0] == _TLS_HANDSHAKE else f"the byte {first[0]:#04x}"
     return SocksError(
-        f"it begins with {seen}, and this port speaks SOCKS5",
+        f"it starts with {seen}, but this port serves SOCKS5",
         Choice(Method.NO_ACCEPTABLE).to_bytes(),
     )

@@ -1,6 +1,6 @@
 """The yamux frame header (HashiCorp's specification, version 0): twelve bytes, read and written.
 
-What frames mean to a session is tunnel/session.py.
+tunnel/session.py interprets the frames.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ unpack_from = _HEADER.unpack_from
 
 
 class FrameType(IntEnum):
-    """What a frame is."""
+    """The kind of a frame."""
 
     DATA = 0
     WINDOW_UPDATE = 1
@@ -32,7 +32,7 @@ class FrameType(IntEnum):
 
 
 class Flags(IntFlag):
-    """What a frame does to its stream."""
+    """The effect of a frame on its stream."""
 
     NONE = 0
     SYN = 1
@@ -64,12 +64,11 @@ class Header(NamedTuple):
     length: int
 
     def to_bytes(self) -> bytes:
-        """Write the header."""
         return pack(VERSION, self.type, self.flags, self.stream_id, self.length)
 
 
 def take_header(buffer: bytearray) -> Header | None:
-    """Consume one header, or return None if not all of it is here yet.
+    """Consume one header, or return None while it is incomplete.
 
     Raises:
         ProtocolError: the version, type or flags are not yamux's.
@@ -83,7 +82,7 @@ def take_header(buffer: bytearray) -> Header | None:
 
 
 def check(version: int, kind: int, flags: int) -> None:
-    """Raise ProtocolError unless the three fields are ones that yamux defines."""
+    """Raise ProtocolError unless yamux defines all three fields."""
     if version != VERSION:
         raise ProtocolError(f"yamux: unknown version {version}")
     if kind > GO_AWAY:

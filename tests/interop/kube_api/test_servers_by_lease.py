@@ -255,17 +255,17 @@ def test_servers_and_agents_go_on_while_the_api_is_away(bed: Bed, tmp_path: Path
         agent = bed.counting("a", relayed)
         bed.wait_mesh(["a"])
         way.cut()
-        agent.program.wait_log("the Kubernetes API fails")
+        agent.program.wait_log("request to the Kubernetes API failed")
         each_carries(bed)
         assert agent.known_servers == 2
         # A server that comes meanwhile has no Lease, and serves nevertheless.
         late = bed.server(
             "late", "--enable-lease-controller", f"--lease-label={bed.label}", relayed
         )
-        late.wait_log("the Kubernetes API fails")
+        late.wait_log("request to the Kubernetes API failed")
         assert f"{PREFIX}late" not in bed.leases()
         way.mend()
         wait_until(lambda: f"{PREFIX}late" in bed.leases(), "it gets one", PATIENCE_S)
         bed.wait_mesh(["a"])
-        agent.program.wait_log("the Kubernetes API works again")
+        agent.program.wait_log("requests to the Kubernetes API succeed again")
         assert agent.known_servers == 3

@@ -43,16 +43,16 @@ def config(cluster: dict[str, Any] | None = None, user: dict[str, Any] | None = 
         ("", "not a kubeconfig"),
         ("just words", "not a kubeconfig"),
         ("- a\n- b", "not a kubeconfig"),
-        ("{}", "no 'clusters' in it"),
+        ("{}", "key 'clusters' is missing"),
         (f"a: b\ntoken: [{SECRET}", "not YAML: "),
         ("\x00", "not YAML"),
         (config().replace('"current-context": "c"', '"x": "c"'), "No current context"),
         (config().replace('"current-context": "c"', '"current-context": "d"'), "'d' not found"),
-        (config().replace('"cluster": "k"', '"cluster": "z"'), "no 'z' in it"),
-        (config().replace('"user": "u"', '"user": "z"'), "no 'z' in it"),
+        (config().replace('"cluster": "k"', '"cluster": "z"'), "key 'z' is missing"),
+        (config().replace('"user": "u"', '"user": "z"'), "key 'z' is missing"),
         (config(user={"token": 5}), "Expected `str | null`, got `int`"),
-        (config({"server": "api:6443"}), "'api:6443' is not the URL of a server"),
-        (config({"server": "ftp://api"}), "'ftp://api' is not the URL of a server"),
+        (config({"server": "api:6443"}), "'api:6443' is not a server URL"),
+        (config({"server": "ftp://api"}), "'ftp://api' is not a server URL"),
         (
             config({"server": "https://a", "certificate-authority": "/no/ca.crt"}),
             "/no/ca.crt not found",
@@ -102,7 +102,7 @@ def test_a_kubeconfig_that_is_not_there_or_no_file(tmp_path: Path) -> None:
 def test_no_kubeconfig_outside_a_pod(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("isthmus.kube.kubeconfig.SERVICE_ACCOUNT", str(tmp_path))
     with pytest.raises(
-        ConfigError, match=r"--kubeconfig is empty: .* not a pod \(no [^ []*/token\)$"
+        ConfigError, match=r"--kubeconfig is empty: .* not run in a pod \(no [^ []*/token\)$"
     ):
         open_kube("")
     for name in ("token", "namespace"):
@@ -319,7 +319,7 @@ def test_an_answer_that_never_ends_is_not_read_to_the_end(tmp_path: Path) -> Non
             return answer
 
         api.fault = flood
-        with pytest.raises(KubeError, match="makes no sense"):
+        with pytest.raises(KubeError, match="cannot decode the answer"):
             await api.open().leases("kube-system").list("")
 
     with_api(tmp_path, test)

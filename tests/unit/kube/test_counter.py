@@ -225,7 +225,7 @@ def test_garbage_in_a_watch_is_one_line_of_log_and_a_new_start(
             renew(api, "c")
             await until(lambda: counting.counts == [2, 3])
         (said,) = [r for r in caplog.records if r.levelno == logging.WARNING]
-        assert "makes no sense" in said.__dict__["fields"]["reason"]
+        assert "cannot decode the answer" in said.__dict__["fields"]["reason"]
 
     with_api(tmp_path, test)
 
@@ -251,7 +251,7 @@ def test_the_count_stands_while_the_api_is_away(
             await until(lambda: counting.counts == [3, 2])
             await until(lambda: api.watches == 2)
             renew(api, "b")
-            await until(lambda: any("works again" in r.getMessage() for r in caplog.records))
+            await until(lambda: any("succeed again" in r.getMessage() for r in caplog.records))
         warnings = [r for r in caplog.records if r.levelno == logging.WARNING]
         assert len(warnings) == 1
 

@@ -42,11 +42,11 @@ def test_what_is_no_server_is_refused_by_its_flag(server: str, tmp_path: Path) -
     for kubeconfig in ("", str(path)):
         with pytest.raises(ConfigError) as error:
             read_config(kubeconfig, server)
-        assert str(error.value) == f"--master: {server!r} is not the URL of a server"
+        assert str(error.value) == f"--master: {server!r} is not a server URL"
 
 
 def test_a_file_with_no_server_is_named_itself(tmp_path: Path) -> None:
     path = tmp_path / "kubeconfig"
     path.write_text(KUBECONFIG.replace("https://10.0.0.1:6443", "http://[::1"))
-    with pytest.raises(ConfigError, match=f"--kubeconfig {path}: .* is not the URL of a server"):
+    with pytest.raises(ConfigError, match=f"--kubeconfig {path}: .* is not a server URL"):
         read_config(str(path))

@@ -210,8 +210,10 @@ def test_an_outage_is_survived_and_said_once(
             await api.start()
             await until(lambda: renewed(api) > first)
             # Once by who renews, once by who collects.
-            await until(lambda: caplog.messages.count("the Kubernetes API works again") == 2)
-        assert caplog.messages.count("the Kubernetes API fails") == 2
+            await until(
+                lambda: caplog.messages.count("requests to the Kubernetes API succeed again") == 2
+            )
+        assert caplog.messages.count("request to the Kubernetes API failed") == 2
 
     with_api(tmp_path, test)
 

@@ -104,7 +104,9 @@ def test_a_number_in_use_is_refused(files: pki.PkiFiles) -> None:
         caller, call = await calling(bench, ID)
         call.send(*[dial_request("tcp", f"10.0.0.{n}:443", 5) for n in (1, 2, 3)])
         await until(lambda: len(call.packets) == 2)
-        assert {it.dialResponse.error for it in call.packets} == {"dial tcp: this number is in use"}
+        assert {it.dialResponse.error for it in call.packets} == {
+            "dial tcp: this random number is in use"
+        }
         (incoming,) = bench.dials
         assert incoming.host == "10.0.0.1" and bench.ready[0].load == 1
         target = MemoryEnd()
@@ -227,7 +229,7 @@ def test_an_agent_that_gives_a_number_of_the_servers_is_dropped(
         call.send(dial_response(7, FIRST_OF_SERVER + (0 if in_use else 1)))
         await until(lambda: bench.gone)
         assert bench.gone[0].stage is LinkStage.PROTOCOL
-        assert "a number of ours" in bench.gone[0].closed_because
+        assert "an id of our range" in bench.gone[0].closed_because
         assert answers == [None] and target.aborted is Ending.PROTOCOL
         caller.close()
 
@@ -355,7 +357,7 @@ def test_a_server_that_answers_without_a_connection(files: pki.PkiFiles) -> None
             server.send(dial_response(7))
             await bench.until(lambda: answers)
             assert answers[0] is not None
-            assert answers[0].detail == "the server answered without a connection"
+            assert answers[0].detail == "the server answered without a connection id"
             assert link.ready and link.load == 0
 
     run(files, test)

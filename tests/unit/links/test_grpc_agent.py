@@ -129,7 +129,7 @@ def test_without_a_token_there_is_no_authorization(files: pki.PkiFiles) -> None:
     run(files, test)
 
 
-SAYS_NOTHING = "the server did not say its serverID and serverCount"
+SAYS_NOTHING = "the server did not send serverID and serverCount"
 
 
 @pytest.mark.parametrize(

@@ -185,7 +185,9 @@ def test_another_protocol_than_the_one_asked_for_is_refused(
             await bench.connect(alpn=MUX if ours == "mux" else GRPC)
         await bench.until(lambda: len(bench.gone) == 2)
         assert bench.gone[1].stage is LinkStage.TLS
-        assert bench.gone[1].closed_because.startswith("peer does not speak what --link=")
+        assert bench.gone[1].closed_because.startswith(
+            "peer does not support the protocol of --link="
+        )
 
     run(files, test)
 

@@ -45,7 +45,7 @@ def test_more_than_a_greeting_is_not_read() -> None:
     session = Session()
     unproven = Unproven(session, lambda source, size: True, "")
     unproven.receive(memoryview(bytes(MAX_UNPROVEN_BYTES)))
-    with pytest.raises(ProtocolError, match="without showing who it is"):
+    with pytest.raises(ProtocolError, match="before authentication"):
         unproven.receive(memoryview(b"x"))
     assert session.got == [MAX_UNPROVEN_BYTES]
 

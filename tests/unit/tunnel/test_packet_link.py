@@ -213,7 +213,7 @@ def test_an_answer_without_a_connection() -> None:
     bench.dial()
     bench.agent.link.say(DIAL_RSP, dial_response(1, 0))
     bench.run()
-    assert bench.told == ["the agent answered without a connection"] and bench.idle()
+    assert bench.told == ["the agent answered without a connection id"] and bench.idle()
 
 
 def test_a_dial_taken_back() -> None:
@@ -848,7 +848,7 @@ def test_a_peer_that_asks_and_does_not_read(monkeypatch: pytest.MonkeyPatch) -> 
         raw.send(*[close_request(9)] * 100)
     assert raw.program.overs == [] and raw.program.delays == [0.0]
     raw.link.ease()
-    assert raw.program.overs == ["the peer asks and does not read"]
+    assert raw.program.overs == ["the peer sends requests but does not read"]
 
 
 def test_a_connection_that_nobody_reads_any_more_is_closed_at_once() -> None:

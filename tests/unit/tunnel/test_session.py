@@ -84,7 +84,7 @@ def test_ids_have_the_parity_of_the_role() -> None:
 @pytest.mark.parametrize(("client", "stream_id"), [(True, 1), (False, 2), (True, 0), (False, 0)])
 def test_an_id_that_is_not_the_peers(client: bool, stream_id: int) -> None:
     bench = Bench(client=client)
-    with pytest.raises(ProtocolError, match="not the peer's to open"):
+    with pytest.raises(ProtocolError, match="not in the peer's range"):
         bench.receive(pack(0, WINDOW_UPDATE, SYN, stream_id, 0))
 
 
@@ -420,13 +420,13 @@ FLOODS = {
         pack(0, WINDOW_UPDATE, SYN, 2 * number + 3, 0)
         + pack(0, WINDOW_UPDATE, RST, 2 * number + 3, 0)
     ),
-    "streams that are refused": lambda number: pack(0, WINDOW_UPDATE, SYN, 2 * number + 3, 0),
+    "refused streams": lambda number: pack(0, WINDOW_UPDATE, SYN, 2 * number + 3, 0),
 }
 
 
 @pytest.mark.parametrize("kind", FLOODS)
 def test_so_many_at_once_and_so_many_in_a_second(kind: str) -> None:
-    refused = kind == "streams that are refused"
+    refused = kind == "refused streams"
     bench = Bench(limits=Limits(max_streams=1) if refused else None)
     bench.receive(OPEN)
     send = FLOODS[kind]

@@ -126,7 +126,7 @@ def test_a_trace_is_no_claim() -> None:
     ("asking", "why"),
     [
         (RequestMetadata(user="x" * (MAX_VALUE_BYTES + 1)), "the user is longer than 1024 bytes"),
-        (RequestMetadata(tenant="a\nb"), "the tenant has characters that cannot be shown"),
+        (RequestMetadata(tenant="a\nb"), "the tenant has unprintable characters"),
         (RequestMetadata(groups=tuple(map(str, range(MAX_GROUPS + 1)))), "more than 32 groups"),
         (RequestMetadata(groups=("x" * 1000,) * 5), "or 4096 bytes of them"),
     ],

@@ -106,13 +106,13 @@ def test_a_hello_in_several_records(sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"G", "no handshake record"),
-        (b"\x80\x2e\x01", "no handshake record"),  # SSL 2
-        (b"\x15\x03\x01\x00\x02\x01\x00", "no handshake record"),  # an alert
-        (b"\x16\x02", "no handshake record"),
+        (b"G", "not a handshake record"),
+        (b"\x80\x2e\x01", "not a handshake record"),  # SSL 2
+        (b"\x15\x03\x01\x00\x02\x01\x00", "not a handshake record"),  # an alert
+        (b"\x16\x02", "not a handshake record"),
         (b"\x16\x03\x01\x00\x00", "a handshake record of 0 bytes"),
         (b"\x16\x03\x01\x40\x01", "a handshake record of 16385 bytes"),
-        (records(b"\x02" + bytes(40)), "no ClientHello"),
+        (records(b"\x02" + bytes(40)), "not a ClientHello"),
         (records(b"\x01\x00\x3f\xfd"), "a ClientHello of 16385 bytes"),
         (records(b"\x01" + vector(3, bytes(33))), "cut short"),
         (records(hello(OFFER), *(1,) * 4), "more than 4 records"),
@@ -178,18 +178,18 @@ def test_whom_the_client_wants(extensions: bytes | None, name: str) -> None:
 @pytest.mark.parametrize(
     ("extensions", "why"),
     [
-        (SERVER_NAME + OFFER + SERVER_NAME, "there twice"),
-        (OFFER + OFFER, "there twice"),
+        (SERVER_NAME + OFFER + SERVER_NAME, "duplicate extension"),
+        (OFFER + OFFER, "duplicate extension"),
         (server_names(), "not a list of server names"),
         (b"\x00\x00\x00\x00", "cut short"),
         (b"\x00\x00" + vector(2, vector(2, host(b"a")) + b"!"), "not a list of server names"),
         (server_names(host(b"a"), host(b"b")), "a second one"),
-        (server_names(b"\x01" + vector(2, b"a")), "of another kind"),
-        (server_names(host(b"")), "no host name"),
-        (server_names(host(b"a" * 256)), "no host name"),
-        (server_names(host(b"a b")), "no host name"),
-        (server_names(host(b"a\x00.b")), "no host name"),
-        (server_names(host("ü.b".encode())), "no host name"),
+        (server_names(b"\x01" + vector(2, b"a")), "that is not a host name"),
+        (server_names(host(b"")), "is not a host name"),
+        (server_names(host(b"a" * 256)), "is not a host name"),
+        (server_names(host(b"a b")), "is not a host name"),
+        (server_names(host(b"a\x00.b")), "is not a host name"),
+        (server_names(host("ü.b".encode())), "is not a host name"),
         (server_names(b"\x00\x00"), "cut short"),
         (server_names(b"\x00\x00\x02a"), "cut short"),
     ],

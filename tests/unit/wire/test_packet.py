@@ -148,9 +148,7 @@ def test_merged_payloads_and_mismatches_read_as_protobuf_reads_them() -> None:
 def test_what_is_no_packet(text: str) -> None:
     raw = bytes.fromhex(text)
     for message in (raw, memoryview(raw)):
-        with pytest.raises(
-            ProtocolError, match=rf"^konnectivity: {len(raw)} bytes that are no pac"
-        ):
+        with pytest.raises(ProtocolError, match=rf"^konnectivity: {len(raw)} bytes are not a pac"):
             parse(message)
 
 

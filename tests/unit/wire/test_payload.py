@@ -121,7 +121,7 @@ def test_unusual_payloads() -> None:
     assert parse(b"\x0a\x00") == (b"", False)
     assert parse(b"\x0a\x01a\x0a\x01b") == (b"b", False)
     assert parse(b"\x12\x02xy\x0a\x01a\x18\x07") == (b"a", False)  # unknown fields are skipped
-    with pytest.raises(ProtocolError, match="3 bytes that are no Payload"):
+    with pytest.raises(ProtocolError, match="3 bytes are not a Payload"):
         parse(b"\x0a\x05a")
 
 

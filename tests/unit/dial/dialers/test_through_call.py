@@ -307,7 +307,7 @@ def test_refusals() -> None:
     assert bed.said == [Ending.CLEAN, ("refused", "no such host")] and not bed.left
     bed = Bed()
     bed.say(dial_response(RANDOM))
-    assert bed.said[1:] == [("refused", "the server answered without a connection")]
+    assert bed.said[1:] == [("refused", "the server answered without a connection id")]
 
 
 def test_calls_that_fail() -> None:
@@ -316,7 +316,7 @@ def test_calls_that_fail() -> None:
     assert bed.said[1:] == [("failed", Status.UNAVAILABLE, "words")]
     bed = Bed()
     bed.say(close_dial(RANDOM))
-    assert bed.said[1:] == [("failed", Status.CANCELLED, "the server took the dial back")]
+    assert bed.said[1:] == [("failed", Status.CANCELLED, "the server cancelled the dial")]
     bed = Bed()
     bed.say(close_response(0, "unknown connect id"))
     assert bed.said[1:] == [("failed", Status.UNKNOWN, "unknown connect id")]
