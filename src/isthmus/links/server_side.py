@@ -458,7 +458,7 @@ class GrpcServerTalk(GrpcTalk):
         super().asked(protocol, address, random, ours)
 
     def nonsense(self, asked: str, random: int, ours: bytes, why: str) -> None:
-        """Pass it on to be refused there, so that it is counted and audited."""
+        """Hand on an invalid request, so that its refusal is counted and audited."""
         self.take(asked[:_MAX_ASKED_CHARS], random, ours)
 
 
