@@ -12,6 +12,9 @@ from isthmus.manifests.volumes import Volume
 Manifest = dict[str, Any]
 #: What the priority class system-node-critical stands for. The kubelet looks up no class.
 NODE_CRITICAL = 2_000_001_000
+#: The label of every pod with a program in it; its value is the program's name, or several joined
+#: by underscores. The kubectl plugin finds pods by it.
+PROGRAM_LABEL = "isthmus.dev/program"
 #: The label and the taint of the control plane's nodes.
 CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
@@ -40,7 +43,8 @@ class Pod:
     def own_metadata(self) -> Manifest:
         """Labels and annotations of the pods themselves."""
         # Those that pods are found by come last: nobody else has a say in them.
-        found: Manifest = {"labels": {**self.more_labels, **self.labels}}
+        own = {**self.labels, **program_label(self.containers)}
+        found: Manifest = {"labels": {**self.more_labels, **own}}
         return {**found, "annotations": self.annotations} if self.annotations else found
 
     def metadata(self) -> Manifest:
@@ -61,6 +65,12 @@ class Pod:
     def template(self) -> Manifest:
         """As in a workload."""
         return {"metadata": self.own_metadata, "spec": self.spec()}
+
+
+def program_label(containers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """The label that names the programs of a pod, as their command lines do."""
+    names = [each["args"][0] for each in containers if each.get("args")]
+    return {PROGRAM_LABEL: "_".join(names)}
 
 
 def volume_specs(volumes: Iterable[Node]) -> list[Node]:
@@ -158,5 +168,7 @@ def deployment_patch(name: str, namespace: str, spec: Manifest) -> Manifest:
         "apiVersion": "apps/v1",
         "kind": "Deployment",
         "metadata": metadata,
-        "spec": {"template": {"spec": spec}},
+        "spec": {
+            "template": {"metadata": {"labels": program_label(spec["containers"])}, "spec": spec}
+        },
     }
