@@ -49,6 +49,9 @@ class IsthmusError(Exception):
 class ConfigError(IsthmusError):
     """A flag, file or certificate is invalid; the message is for the user who set it."""
 
+    #: The exit code of a command that ends with it.
+    exit_code = 2
+
 
 class ProtocolError(IsthmusError):
     """A peer violated its protocol; the connection has to be closed."""

@@ -48,8 +48,29 @@ def objections(program: str, words: list[str]) -> list[str]:
     if not words or any(word in {"--version", "--help", "-h"} for word in words):
         return []
     found = subcommand(words)
+    if (program, found) == ("kubectl", "isthmus"):
+        return _plugin_objections(words[words.index(found) + 1 :])
     if found not in SUBCOMMANDS[program].split():
         return [f"{program} has no sub-command {found!r}"]
+    return []
+
+
+def _plugin_objections(words: list[str]) -> list[str]:
+    """What our plugin for kubectl says against its words; it asks nobody."""
+    import click  # not for every call
+
+    from isthmus.cli.plugin import NAME
+    from isthmus.cli.plugin import cli as plugin
+
+    context = plugin.make_context(NAME, list(words), resilient_parsing=True)
+    given = [*context._protected_args, *context.args]
+    name, command, rest = plugin.resolve_command(context, given)
+    if command is None:
+        return [f"kubectl isthmus has no command {name or words!r}"]
+    try:
+        command.make_context(name, rest)
+    except click.ClickException as error:
+        return [f"kubectl isthmus {name}: {error.format_message()}"]
     return []
 
 

@@ -32,7 +32,7 @@ VARIABLE = "_ISTHMUS_COMPLETE"
 _PLACES = re.compile(r"\b(FILE|PATH|DIR)\b")
 
 
-class _OurFlags(ShellComplete):
+class OurFlags(ShellComplete):
     """Finds what the word at the cursor can be."""
 
     #: Whether the shell takes ``--flag=value`` for one word, all of which is replaced.
@@ -95,7 +95,7 @@ def _of_place(metavar: str, word: str) -> Items:
     return [CompletionItem(word, type="dir" if places == {"DIR"} else "file")]
 
 
-class Bash(_OurFlags, BashComplete):
+class Bash(OurFlags, BashComplete):
     """Bash, for which ``=`` is a word of its own."""
 
     whole_words = False
@@ -118,7 +118,7 @@ class Bash(_OurFlags, BashComplete):
         return words[:-1], words[-1]
 
 
-class Zsh(_OurFlags, ZshComplete):
+class Zsh(OurFlags, ZshComplete):
     """Zsh, with files also after ``--flag=``."""
 
     source_template = ZshComplete.source_template.replace(
@@ -126,7 +126,7 @@ class Zsh(_OurFlags, ZshComplete):
     )
 
 
-class Fish(_OurFlags, FishComplete):
+class Fish(OurFlags, FishComplete):
     """Fish, with files also after ``--flag=``; values and helps may have commas."""
 
     source_template = re.sub(

@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 from weakref import WeakSet
@@ -20,6 +21,7 @@ from click._textwrap import TextWrapper
 
 from isthmus import __version__
 from isthmus.errors import ConfigError
+from isthmus.frame.cli.tables import error_prefix
 from isthmus.programs import programs
 from isthmus.text.suggestions import nearest
 
@@ -117,9 +119,7 @@ class LazyGroup(click.Group):
         """Import a command by name; None when there is no such command."""
         if cmd_name not in COMMANDS:
             return None
-        module = import_module(f"isthmus.{_LISTED[cmd_name][0]}")
-        command = getattr(module, "command", None) or getattr(module, cmd_name.replace("-", "_"))
-        assert isinstance(command, click.Command), f"{module.__name__} has no command"
+        command = program_command(cmd_name)
         keep_help_names(command)
         refuse_twice(command)
         return command
@@ -161,6 +161,14 @@ def _below(command: click.Command) -> Iterable[click.Command]:
         return command.commands.values()
     setup = getattr(command, "setup", None)  # of WithSetup
     return (setup,) if setup else ()
+
+
+def program_command(name: str) -> click.Command:
+    """Import a command of the list."""
+    module = import_module(f"isthmus.{_LISTED[name][0]}")
+    command = getattr(module, "command", None) or getattr(module, name.replace("-", "_"))
+    assert isinstance(command, click.Command), f"{module.__name__} has no command"
+    return command
 
 
 def keep_help_names(command: click.Command) -> None:
@@ -240,26 +248,32 @@ def help(words: tuple[str, ...]) -> int:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 2 for a wrong flag, file or certificate."""
-    _open_missing_streams()
     if "_ISTHMUS_COMPLETE" in os.environ:  # a shell asks: click answers, with our flags
         import_module("isthmus.cli.completion")
+    return run(cli, "isthmus", args)
+
+
+def run(command: click.Command, name: str, args: Sequence[str] | None) -> int:
+    """Run a command line under this name; errors are one line on standard error."""
+    _open_missing_streams()
+    say = partial(_say, error_prefix(name))
     try:
-        result = cli.main(
-            None if args is None else list(args), prog_name="isthmus", standalone_mode=False
+        result = command.main(
+            None if args is None else list(args), prog_name=name, standalone_mode=False
         )
     except ConfigError as error:
-        return _say(str(error), 2)
+        return say(str(error), error.exit_code)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         return error.exit_code
     except click.NoSuchOption as error:
-        return _say(_unknown_flag(error), 2)
+        return say(_unknown_flag(error), 2)
     except click.exceptions.NoSuchCommand as error:
-        return _say(_unknown_command(error), 2)
+        return say(_unknown_command(error), 2)
     except click.BadParameter as error:
-        return _say(_sentence(error.format_message()) + _near_choice(error), error.exit_code)
+        return say(_sentence(error.format_message()) + _near_choice(error), error.exit_code)
     except click.ClickException as error:
-        return _say(_sentence(error.format_message()), error.exit_code)
+        return say(_sentence(error.format_message()), error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
     except OSError as error:
@@ -267,7 +281,7 @@ def main(args: Sequence[str] | None = None) -> int:
             raise
         # Who closes the streams at the end would try once more, and complain.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # lives as long as the process
-        return _say(f"cannot write the output: {error.strerror}", 1)
+        return say(f"cannot write the output: {error.strerror}", 1)
     return result if isinstance(result, int) else 0
 
 
@@ -278,8 +292,8 @@ def _open_missing_streams() -> None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # as long as the process
 
 
-def _say(sentence: str, exit_code: int) -> int:
-    click.echo(f"isthmus: {sentence}", err=True)
+def _say(prefix: str, sentence: str, exit_code: int) -> int:
+    click.echo(f"{prefix}: {sentence}", err=True)
     return exit_code
 
 
@@ -291,7 +305,7 @@ def _unknown_flag(error: click.NoSuchOption) -> str:
 
 def _unknown_command(error: click.exceptions.NoSuchCommand) -> str:
     group = error.ctx.command if error.ctx else None
-    known = list(group.commands) if isinstance(group, click.Group) else []
+    known = group.list_commands(error.ctx) if isinstance(group, click.Group) and error.ctx else []
     return f"unknown command {error.command_name!r}{nearest(error.command_name, known)}"
 
 

@@ -16,14 +16,14 @@ import threading
 import time
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from isthmus import __version__
 from isthmus.errors import ConfigError
 from isthmus.text.addresses import is_loopback
 
-__all__ = ["AdminClient", "AdminError", "Answer", "Trouble", "read_token"]
+__all__ = ["AdminClient", "AdminError", "Answer", "Reach", "Trouble", "read_token"]
 
 MOST_BYTES = 64 * 1024 * 1024
 _PIECE_BYTES = 256 * 1024
@@ -38,12 +38,37 @@ class Answer:
     text: str
 
 
+class Reach(Protocol):
+    """Another way to an admin port than the network, such as a port-forward to a pod."""
+
+    @property
+    def address(self) -> str:
+        """The host and port to show people and to tell programs apart by."""
+
+    def connect(self) -> socket.socket:
+        """Open a connection, within a bound of its own; ``release`` follows when it is closed.
+
+        Raises:
+            OSError: there is none; the text is the reason.
+        """
+
+    def release(self) -> None:
+        """Say that a connection is closed."""
+
+    def complaint(self) -> str:
+        """The reason why a connection that was open failed; empty if that is not known."""
+
+    def at(self, port: int) -> Reach:
+        """The way to another port of the same program."""
+
+
 class AdminClient:
     """Asks one admin port; ``url`` as ``http://127.0.0.1:8095``, or without its scheme.
 
     Without a scheme it is http on loopback and https anywhere else. ``timeout_s`` bounds the
     connecting, and the time from the beginning to the head of an answer and to the last piece of
-    its body. Safe to use from several threads.
+    its body. With a ``reach`` connections are opened through it: the host of ``url`` is then the
+    one that the program binds and its certificate names. Safe to use from several threads.
 
     Raises:
         ConfigError: the URL, a file or the token cannot be used; nothing was sent.
@@ -58,11 +83,13 @@ class AdminClient:
         key: str = "",
         token: str = "",
         timeout_s: float = 5.0,
+        reach: Reach | None = None,
     ) -> None:
+        self._reach = reach
         self._https, self._host, self._port, self._prefix = _read_url(url)
         host = f"[{self._host}]" if ":" in self._host else self._host
         #: host:port, as people name the program.
-        self.address = f"{host}:{self._port}"
+        self.address = reach.address if reach else f"{host}:{self._port}"
         self.url = f"{'https' if self._https else 'http'}://{self.address}{self._prefix}"
         self._headers = {"User-Agent": f"isthmus/{__version__}", "Accept": "application/json, */*"}
         self._timeout_s = timeout_s
@@ -72,6 +99,11 @@ class AdminClient:
 
     def __repr__(self) -> str:
         return f"AdminClient({self.url!r})"
+
+    @property
+    def reached(self) -> bool:
+        """Whether there is another way to it than the network."""
+        return self._reach is not None
 
     def get(self, path: str) -> dict[str, Any]:
         """Ask for a JSON object.
@@ -131,7 +163,11 @@ class AdminClient:
                 to = urlsplit(moved, "http")
                 if to.scheme == "http" and to.hostname == self._host and to.port:
                     host = f"[{self._host}]" if ":" in self._host else self._host
-                    plain = AdminClient(f"http://{host}:{to.port}", timeout_s=self._timeout_s)
+                    plain = AdminClient(
+                        f"http://{host}:{to.port}",
+                        timeout_s=self._timeout_s,
+                        reach=self._reach and self._reach.at(to.port),
+                    )
                     return plain._exchange(
                         "GET", to._replace(scheme="", netloc="").geturl(), plain._headers
                     )[0]
@@ -149,6 +185,7 @@ class AdminClient:
     def _exchange(
         self, method: str, path: str, headers: dict[str, str]
     ) -> tuple[Answer, str | None]:
+        opened = self._reached()
         due = time.monotonic() + self._timeout_s
         connection: http.client.HTTPConnection
         if self._context is None:
@@ -162,6 +199,11 @@ class AdminClient:
         late.daemon = True
         late.start()
         try:
+            if opened is not None:
+                opened.settimeout(self._timeout_s)
+                connection.sock = opened
+                if self._context is not None:
+                    connection.sock = self._context.wrap_socket(opened, server_hostname=self._host)
             connection.request(
                 method, self._prefix + path, headers={**headers, "Connection": "close"}
             )
@@ -178,6 +220,15 @@ class AdminClient:
         finally:
             late.cancel()
             connection.close()
+            if self._reach is not None:
+                self._reach.release()
+
+    def _reached(self) -> socket.socket | None:
+        try:
+            return self._reach.connect() if self._reach else None
+        except OSError as exc:
+            text = f"{self.url}: {exc.strerror or exc}"
+            raise AdminError(text, Trouble.UNREACHABLE) from exc
 
     def _body(self, response: http.client.HTTPResponse, due: float) -> str:
         pieces: list[bytes] = []
@@ -229,6 +280,8 @@ class AdminClient:
 
     def _no_answer(self, exc: Exception) -> AdminError:
         why, text = explain(exc, https=self._https)
+        if self._reach and (complaint := self._reach.complaint()):
+            why, text = Trouble.UNREACHABLE, complaint
         return AdminError(f"{self.url}: {text}", why)
 
 

@@ -116,6 +116,21 @@ def filled(ctx: click.Context, param: click.Parameter, value: T) -> T:
     return value
 
 
+def complain(text: str) -> None:
+    """Say on standard error what went wrong, as the running command does.
+
+    ``isthmus: …``, and ``error: …`` below a command of kubectl.
+    """
+    ctx = click.get_current_context(silent=True)
+    name = ctx.find_root().command_path if ctx is not None else ""
+    click.echo(f"{error_prefix(name)}: {one_line(text)}", err=True)
+
+
+def error_prefix(program: str) -> str:
+    """What a program of this name writes before an error."""
+    return "error" if program.startswith("kubectl") else "isthmus"
+
+
 def one_line(text: str) -> str:
     """The text with escapes for what a terminal would not show as it is."""
     if text.isprintable():

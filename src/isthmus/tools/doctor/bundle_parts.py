@@ -11,7 +11,7 @@ import os
 import platform
 import resource
 import ssl
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -50,6 +50,35 @@ def program_parts(place: str, client: AdminClient, *, audit: bool) -> Iterator[B
     """Everything that an admin port says, in the directory of that name."""
     for name, path in {**_PATHS, **(_AUDIT if audit else {})}.items():
         yield BundlePart(f"{place}/{name}", partial(_asked, client, path))
+
+
+def fetched(parts: Iterable[BundlePart]) -> list[BundlePart]:
+    """Get the parts of one program now; when the first gets no answer, the others are not asked."""
+    found: list[BundlePart] = []
+    dead: MissingError | None = None
+    for part in parts:
+        got = dead or _got(part)
+        if not found and isinstance(got, MissingError) and _no_answer(got):
+            dead = got
+        found.append(BundlePart(part.name, partial(_given, got)))
+    return found
+
+
+def _got(part: BundlePart) -> str | MissingError:
+    try:
+        return part.get()
+    except MissingError as error:
+        return error
+
+
+def _no_answer(error: MissingError) -> bool:
+    return isinstance(error.__cause__, AdminError) and not error.__cause__.status
+
+
+def _given(got: str | MissingError) -> str:
+    if isinstance(got, MissingError):
+        raise got
+    return got
 
 
 def _asked(client: AdminClient, path: str) -> str:
@@ -126,9 +155,15 @@ def _metadata(flag: str, path: Path) -> dict[str, Any]:
 
 
 def place_names(clients: Sequence[AdminClient], programs: dict[str, str]) -> dict[str, str]:
-    """A directory for each admin port: the program's name, with a number where there are more."""
+    """A directory for each admin port: the program's name, with a number where there are more.
+
+    A pod's has the name of the pod, whether it answered or not.
+    """
     found: dict[str, str] = {}
     for client in clients:
+        if client.reached:
+            found[client.url] = f"pods/{client.address.replace(':', '-')}"
+            continue
         base = f"programs/{programs.get(client.url, 'unknown')}"
         count = sum(1 for place in found.values() if place.partition("-at-")[0] == base)
         found[client.url] = base if not count else f"{base}-at-{count + 1}"
@@ -177,7 +212,7 @@ class BundlePart:
 
 def machine_parts(environ: Mapping[str, str]) -> Iterator[BundlePart]:
     """Everything of this machine."""
-    yield BundlePart("versions.json", _versions)
+    yield BundlePart("versions.json", versions)
     yield BundlePart("machine/environment.txt", partial(_environment, environ))
     yield BundlePart("machine/limits.json", _limits)
     yield BundlePart("machine/sysctls.txt", _sysctls)
@@ -188,7 +223,8 @@ def machine_parts(environ: Mapping[str, str]) -> Iterator[BundlePart]:
         yield BundlePart(f"machine/{program}.txt", partial(_tables, file, program))
 
 
-def _versions() -> str:
+def versions() -> str:
+    """The versions of Isthmus, of what it stands on, and of the system, as JSON."""
     names = sorted(_requirements())
     found = {
         "isthmus": __version__,

@@ -118,7 +118,7 @@ def _examine_running(wanted: Wanted) -> int:
     try:
         clients = wanted.admin.clients(timeout_s=wanted.timeout_s)
     except ConfigError as error:
-        if wanted.admin.urls:
+        if wanted.admin.named:
             raise
         raise ConfigError(f"{error}, or examine flags, as in isthmus doctor agent …") from error
     asking = Asking(environ=os.environ, timeout_s=wanted.timeout_s, target=wanted.target)

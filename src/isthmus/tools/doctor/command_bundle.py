@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.tables import filled, one_line
+from isthmus.frame.cli.tables import complain, filled, one_line
 from isthmus.tools.watching.admin_flags import AdminFlags, admin_options
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _collected(admin: AdminFlags, *, audit: bool, created: datetime) -> Bundle:
     patients, found = patients_of(clients, Asking(environ=os.environ, timeout_s=_TIMEOUT_S))
     findings = [*found, *examine(patients, LOOKS, limit_s=_LIMIT_S)]
     secrets = known_secrets(patients, os.environ, _tokens(admin))
-    parts = _parts(clients, patients, findings, audit=audit)
+    parts = _parts(admin, clients, patients, findings, audit=audit)
     return collect(parts, Scrubber(secrets), created=created)
 
 
@@ -110,9 +110,9 @@ def _clients(admin: AdminFlags) -> list[AdminClient]:
     try:
         return admin.clients(timeout_s=_TIMEOUT_S)
     except ConfigError as error:
-        if admin.urls:
+        if admin.named:
             raise
-        click.echo(f"isthmus: {error}; the bundle is of the machine alone", err=True)
+        complain(f"{error}; the bundle is of the machine alone")
         return []
 
 
@@ -123,6 +123,7 @@ def _tokens(admin: AdminFlags) -> list[str]:
 
 
 def _parts(
+    admin: AdminFlags,
     clients: Sequence[AdminClient],
     patients: Sequence[Patient],
     findings: Sequence[Finding],
@@ -131,18 +132,23 @@ def _parts(
 ) -> Iterator[BundlePart]:
     from isthmus.tools.doctor.bundle_parts import (
         BundlePart,
-        machine_parts,
+        fetched,
         place_names,
         process_parts,
         program_parts,
     )
     from isthmus.tools.doctor.examine import lines, summary, to_json
+    from isthmus.tools.watching.looking import at_once
 
     running = {one.running.url: one for one in patients if one.running is not None}
     places = place_names(clients, {url: one.program for url, one in running.items()})
-    yield from machine_parts(os.environ)
-    for client in clients:
-        yield from program_parts(places[client.url], client, audit=audit)
+    yield from admin.surroundings()
+
+    def program(client: AdminClient) -> list[BundlePart]:
+        return fetched(program_parts(places[client.url], client, audit=audit))
+
+    for client, parts in zip(clients, at_once(program, clients), strict=True):
+        yield from parts
         if client.url in running:
             yield from process_parts(places[client.url], running[client.url])
     text = "".join(

@@ -17,11 +17,13 @@ from isthmus.settings.parsing import load
 from isthmus.text.addresses import is_loopback
 from isthmus.tools.doctor.layout import SETTINGS
 from isthmus.tools.doctor.ports import holder_of, holders
+from isthmus.tools.watching.looking import at_once
 from isthmus.values import HostPort
 
 _TUNNELS = 100
 _NOBODY = "redacted"
 _DONE = "asked its admin port for /configz and /snapshot"
+_TODO = "start the program; if it runs, check its address, and what it wants to be shown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,19 +121,23 @@ def patients_of(
     """A patient for each program that tells its flags, and what is to be said of all of them."""
     patients: list[Patient] = []
     findings: list[Finding] = []
-    for client in clients:
+    for client, running in zip(clients, at_once(_asked, clients), strict=True):
         asked = Asked(CheckId.RUNNING, client.url, _DONE)
-        try:
-            running = ask(client)
-        except AdminError as error:
-            todo = "start the program, or say where it is and how to ask (--admin, --token-file)"
-            findings.append(asked.fail(str(error), todo))
+        if isinstance(running, AdminError):
+            findings.append(asked.fail(str(running), _TODO))
             continue
         patient, finding = _patient(running, asked, asking)
         findings.append(finding)
         if patient is not None:
             patients.append(patient)
     return patients, findings
+
+
+def _asked(client: AdminClient) -> Running | AdminError:
+    try:
+        return ask(client)
+    except AdminError as error:
+        return error
 
 
 def _patient(running: Running, asked: Asked, asking: Asking) -> tuple[Patient | None, Finding]:

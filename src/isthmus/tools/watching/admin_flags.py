@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +17,8 @@ from isthmus.frame.cli.tables import JSON, TEXT, WIDE, YAML, filled
 from isthmus.programs import programs
 
 if TYPE_CHECKING:
-    from isthmus.client.admin import AdminClient
+    from isthmus.client.admin import AdminClient, Reach
+    from isthmus.tools.doctor.bundle_parts import BundlePart
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -26,6 +27,8 @@ PROGRAM_PORTS = {it.admin_port: it.name for it in programs() if it.admin_port}
 #: What -o takes where a table may have more columns.
 FORMATS_OF_TABLES = (TEXT, WIDE, JSON, YAML)
 _LOOK_S = 2.0
+#: The entry of click's ``meta`` that replaces AdminFlags by another way to find programs.
+FINDER = "isthmus.tools.watching.finder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +40,22 @@ class AdminFlags:
     cert: str = ""
     key: str = ""
     token_file: str = ""
+
+    @property
+    def named(self) -> bool:
+        """Whether programs were named, not searched for."""
+        return bool(self.urls)
+
+    @property
+    def chosen_by(self) -> str:
+        """The flag that chooses one program."""
+        return "--admin"
+
+    def surroundings(self) -> Iterator[BundlePart]:
+        """What a support bundle has besides programs: this machine."""
+        from isthmus.tools.doctor.bundle_parts import machine_parts
+
+        return machine_parts(os.environ)
 
     def clients(self, *, timeout_s: float = 5.0) -> list[AdminClient]:
         """A client for each --admin, in order; without any, for whichever programs run here.
@@ -59,8 +78,15 @@ class AdminFlags:
             )
         return found
 
-    def client(self, url: str, *, timeout_s: float = 5.0, token: bool = True) -> AdminClient:
-        """A client for one URL with these files, or without the ``token``.
+    def client(
+        self,
+        url: str,
+        *,
+        timeout_s: float = 5.0,
+        token: bool = True,
+        reach: Reach | None = None,
+    ) -> AdminClient:
+        """A client for one URL with these files, or without the ``token``; ``reach`` leads to it.
 
         Raises:
             ConfigError: the URL or a file cannot be used.
@@ -76,6 +102,7 @@ class AdminFlags:
             key=self.key,
             token=known if token else "",
             timeout_s=timeout_s,
+            reach=reach,
         )
 
     def _look_at(self, ports: Iterable[int], timeout_s: float) -> list[AdminClient]:
@@ -167,7 +194,8 @@ def admin_options(function: _F) -> _F:
         token_file: str | None,
         **rest: Any,
     ) -> Any:
-        admin = AdminFlags(
+        finder = click.get_current_context().meta.get(FINDER, AdminFlags)
+        admin = finder(
             urls=urls,
             cacert=cacert or "",
             cert=cert or "",

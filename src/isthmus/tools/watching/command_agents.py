@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.tables import output_option
+from isthmus.frame.cli.tables import complain, output_option
 from isthmus.tools.watching.admin_flags import FORMATS_OF_TABLES, AdminFlags, admin_options
 
 if TYPE_CHECKING:
@@ -44,12 +44,14 @@ def command(admin: AdminFlags, output: str) -> int:
     programs = look_at_all(admin, tunnels=0)
     for each in programs:
         if each.error is not None:
-            click.echo(f"isthmus: {each.error}", err=True)
+            complain(str(each.error))
     if all(each.error for each in programs):
         return 1
     servers = [each for each in programs if "agents" in each.snapshot]
     if not servers:
-        raise ConfigError("agents are known to servers, and none was asked; name one with --admin")
+        raise ConfigError(
+            f"agents are known to servers, and none was asked; name one with {admin.chosen_by}"
+        )
     names = names_of(servers)
     found = [row for each in servers for row in _rows(each, names[each.client.url])]
     found.sort(key=lambda row: (row["id"], row["server"]))

@@ -14,6 +14,7 @@ import click
 from isthmus.frame.cli.tables import (
     bars,
     coloured,
+    complain,
     counted,
     one_line,
     output_option,
@@ -176,7 +177,7 @@ def print_reports(
             click.echo()
         _print_report(report, wide)
     for _, error in errors:
-        click.echo(f"isthmus: {one_line(error)}", err=True)
+        complain(error)
 
 
 def _print_report(report: Report, wide: bool) -> None:

@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.tables import (
+    complain,
     filled,
     one_line,
     output_option,
@@ -130,7 +131,7 @@ def command(
 def _say_errors(programs: Sequence[Seen]) -> int:
     for each in programs:
         if each.error is not None:
-            click.echo(f"isthmus: {each.error}", err=True)
+            complain(str(each.error))
     return FAILED if any(each.error for each in programs) else 0
 
 
@@ -181,7 +182,7 @@ def end(ctx: click.Context, admin: AdminFlags, tunnel: str, yes: bool) -> int:
         raise ConfigError(f"there is no tunnel {tunnel}")
     if len(found) > 1:
         where = one_line(", ".join(f"{row.server} ({row.url})" for row in found))
-        raise ConfigError(f"{where} each have a tunnel {tunnel}; say which one with --admin")
+        raise ConfigError(f"{where} each have a tunnel {tunnel}; choose one with {asked.chosen_by}")
     (row,) = found
     client = next(each.client for each in programs if each.client.url == row.url)
     if not yes:
@@ -267,7 +268,7 @@ class TunnelPrinter:
         else:
             print_table(self._heads(), [self._cells(row) for row in rows])
         if truncated:
-            click.echo(f"isthmus: {truncated} more tunnels were left out", err=True)
+            complain(f"{truncated} more tunnels were left out")
 
     def print_changes(self, rows: Sequence[TunnelRow]) -> None:
         """Print a line for each of them, under the same columns."""
