@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import pytest
 
 from isthmus.errors import ConfigError
@@ -124,6 +126,7 @@ def test_groups_hold_every_flag_once_and_logging_comes_last() -> None:
 
 
 def test_help_keeps_flags_whole() -> None:
+    import_module("isthmus.cli.main")  # which has click wrap between words only
     command = FlagCommand("server", OPTIONS, "isthmus server --x", help="Run it")
     text = command.get_help(command.make_context("server", [], resilient_parsing=True))
     for each in OPTIONS:
