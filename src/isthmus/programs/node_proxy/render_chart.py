@@ -53,12 +53,15 @@ from isthmus.programs.node_proxy.render_manifest import (
     prepares,
     resources,
 )
+from isthmus.programs.node_proxy.rules.detectors import MODES
 from isthmus.programs.node_proxy.settings import IPTABLES, NFTABLES, NodeProxySettings
+from isthmus.programs.node_proxy.settings_local import KUBE_MODES
 from isthmus.programs.node_proxy.settings_manifest import NodeProxyManifestSettings
 from isthmus.settings.options import options_of
 from isthmus.settings.parsing import load
 
-_DETECTORS = ("node-cidr", "cluster-cidr", "bridge", "pod-interface-prefix")
+#: What kube-proxy calls otherwise is there by its own name.
+_DETECTORS = tuple(mode for mode in MODES if mode not in KUBE_MODES)
 _SET = names_of(
     options_of(NodeProxySettings),
     *("config", "kubeconfig", "master", "manifests", "hostname_override", "proxy_mode"),
@@ -93,7 +96,7 @@ _VALUES = (
     ),
     text_value(
         "nodeProxy.detectLocal",
-        _DETECTORS[0],
+        "node-cidr",
         "What tells traffic of a node's own pods",
         choices=_DETECTORS,
     ),
