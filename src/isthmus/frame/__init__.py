@@ -9,7 +9,7 @@ How to write a program
     ``render_chart.py``, made of what is in ``isthmus.manifests``.
     Its settings derive from ``CarrierSettings``, which has what operator ports, tracing and the
     memory budget need, and asks for ``admin`` and ``workers``; their ``validate`` calls
-    ``check_carrier``, ``check_port`` and whatever else is to hold: nobody asks again behind it.
+    ``check_values``, ``check_carrier`` and whatever else is to hold: nobody asks again behind it.
     Its view has ``version``, ``taken_at``, ``uptime_s``, ``draining`` and ``certificates``, which
     the lifecycle fills in, and what ``ProgramView`` asks for, which parts give: ``TunnelsPart``, or
     where there are no tunnels a part of its own, ``totals`` and an empty ``tunnels``.

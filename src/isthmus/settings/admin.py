@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from isthmus.errors import ConfigError
-from isthmus.settings.options import OURS, SAME, SettingsBlock, option, shared
-from isthmus.settings.parsing import check_host, check_pair, check_port
+from isthmus.settings.options import OURS, SAME, SettingsBlock, option, port, shared
+from isthmus.settings.parsing import KONNECTIVITY, check_go_port, check_host, check_pair
 from isthmus.settings.rules_roles import Admits, Role, admits
 from isthmus.text.addresses import is_loopback
 
@@ -46,18 +46,12 @@ class AdminSettings(SettingsBlock):
         group=PORTS,
         metavar="ADDRESS",
     )
-    health_port: int = option(
-        0,
-        help="Port for health, readiness and metrics",
-        flag="health-port",
-        group=PORTS,
-        metavar="PORT",
+    health_port: int = port(
+        0, help="Port for health, readiness and metrics", flag="health-port", group=PORTS
     )
     health_cert: str = HEALTH_CERT(group=PORTS)
     health_key: str = HEALTH_KEY(group=PORTS)
-    port: int = option(
-        0, help="Port for health, metrics and the snapshot", group=PORTS, metavar="PORT"
-    )
+    port: int = port(0, help="Port for health, metrics and the snapshot", group=PORTS)
     bind_address: str = option(
         "127.0.0.1",
         help="Address to bind the admin port to; any but loopback needs --admin-cert, "
@@ -155,10 +149,11 @@ class AdminSettings(SettingsBlock):
         """Look at the ports, where their flags have these names.
 
         Raises:
-            ConfigError: one is out of range, or the address is none.
+            ConfigError: Go's programs would not allow one, or the address is none.
         """
-        check_port("health-port", self.health_port, compat=compat)
-        check_port("admin-port", self.port, compat=compat)
+        if compat == KONNECTIVITY:
+            check_go_port("health-port", self.health_port)
+            check_go_port("admin-port", self.port)
         if self.health_bind_address:
             check_host("health-bind-address", self.health_bind_address)
 

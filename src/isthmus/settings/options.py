@@ -42,6 +42,7 @@ _PLACES = frozenset({"ADDRESS", "DIR", "CIDR", "PREFIX"})
 _WORD = re.compile(r"[A-Z]+")
 #: What the value of an option that names a file is called.
 FILE = "FILE"
+_LAST_PORT = 65535
 SAME = "same"
 OURS = "ours"
 
@@ -64,6 +65,7 @@ class OptionWords(TypedDict, total=False):
     group: str
     unit: str
     choices: tuple[str, ...]
+    bounds: tuple[int, int]
     repeat: bool
     env: str
     go: str
@@ -82,6 +84,7 @@ class Option:
     """One declared setting.
 
     ``go`` tells how konnectivity's flag differs: SAME, OURS (it has no such flag), or its default.
+    ``bounds`` are the least and the greatest number that is allowed; () for no bounds.
     ``filled`` settings may be left out but not given empty, for that would lift a restriction.
     ``inert`` settings are accepted and have no effect here; ``ignored`` ones never will have, and
     help only lists their names. Either is said when it is given.
@@ -94,6 +97,7 @@ class Option:
     group: str = ""
     unit: str = ""
     choices: tuple[str, ...] = ()
+    bounds: tuple[int, int] | tuple[()] = ()
     repeat: bool = False
     env: str = ""
     go: str = ""
@@ -151,6 +155,12 @@ def option(default: T, **words: Unpack[OptionWords]) -> T:
     """
     # A field specifier is typed as the value it stands for, as dataclasses.field itself is.
     return dataclasses.field(default=default, metadata={_KEY: Option(**words)})
+
+
+def port(default: T, *, least: int = 0, **words: Unpack[OptionWords]) -> T:
+    """Declare a TCP port: from 0 where any free one may be taken, from 1 where one is dialed."""
+    said: OptionWords = {**words, "metavar": "PORT", "bounds": (least, _LAST_PORT)}
+    return option(default, **said)
 
 
 @dataclass(frozen=True, slots=True)

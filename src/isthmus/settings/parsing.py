@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from isthmus.errors import ConfigError
 from isthmus.settings.options import Kind, Option, compose, options_of
@@ -42,7 +42,8 @@ def parse_value(declared: Option, text: str) -> object:
     """Read one value of a setting.
 
     Raises:
-        ConfigError: the text is not of the setting's kind; the sentence names the flag.
+        ConfigError: the text is not of the setting's kind, or out of bounds; the sentence names
+            the flag.
     """
     try:
         match declared.kind:
@@ -55,7 +56,10 @@ def parse_value(declared: Option, text: str) -> object:
             case Kind.LIST:
                 return listed((text,))
             case Kind.INT:
-                return int(_matching(_INT, text, "a whole number"))
+                number = int(_matching(_INT, text, "a whole number"))
+                if wrong := _out_of_bounds(declared, number):
+                    raise ConfigError(f"--{declared.flag} {wrong}")
+                return number
             case Kind.NUMBER:
                 return float(_matching(_NUMBER, text, "a number"))
     except ValueError as error:
@@ -120,13 +124,14 @@ def load(settings: type[S], given: Mapping[str, Sequence[str]], environ: Mapping
 KONNECTIVITY = "konnectivity"
 # What Go's programs allow; the rest are system ports and ephemeral ports (RFC 6335 §6).
 _GO_PORTS = range(1024, 49152)
-_PORTS = range(65536)
 
 
-def check_choices(settings: object) -> None:
-    """Hold every setting that has choices against them."""
+def check_values(settings: object) -> None:
+    """Hold every setting that has choices or bounds against them."""
     for declared in options_of(type(settings)):
         value = declared.value_in(settings)
+        if value is not None and (wrong := _out_of_bounds(declared, value)):
+            raise ConfigError(f"{_named(settings, declared)} {wrong}")
         for word in value if isinstance(value, tuple) else (value,):
             if not declared.choices or word in declared.choices:
                 continue
@@ -143,12 +148,25 @@ def check_durations(settings: object) -> None:
             raise ConfigError(f"--{declared.flag} must not be negative")
 
 
-def check_port(flag: str, port: int, *, compat: str) -> None:
-    """A port to listen on: 0 (any free one) to 65535, or Go's range with --compat=konnectivity."""
-    allowed = _GO_PORTS if compat == KONNECTIVITY else _PORTS
-    if port not in allowed:
-        why = " with --compat=konnectivity" if compat == KONNECTIVITY else ""
-        raise ConfigError(f"--{flag} must be from {allowed[0]} to {allowed[-1]}{why}, not {port}")
+def _out_of_bounds(declared: Option, value: Any) -> str:
+    if not declared.bounds or declared.bounds[0] <= value <= declared.bounds[1]:
+        return ""
+    return f"must be from {declared.bounds[0]} to {declared.bounds[1]}, not {value}"
+
+
+def _named(settings: object, declared: Option) -> str:
+    """The flag, or where the value is in the file that the settings were read from."""
+    named = getattr(settings, "named", None)
+    return str(named(declared.attribute)) if named else f"--{declared.flag}"
+
+
+def check_go_port(flag: str, port: int) -> None:
+    """A port to listen on that Go's programs allow, for --compat=konnectivity."""
+    if port not in _GO_PORTS:
+        raise ConfigError(
+            f"--{flag} must be from {_GO_PORTS[0]} to {_GO_PORTS[-1]} with --compat=konnectivity,"
+            f" not {port}"
+        )
 
 
 def check_host(flag: str, host: str) -> None:

@@ -16,16 +16,15 @@ from isthmus.programs.agent import PROGRAM
 from isthmus.settings.admin import AdminSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER, GateSettings
 from isthmus.settings.identifiers import Identifiers
-from isthmus.settings.options import OURS, block, option
+from isthmus.settings.options import OURS, block, option, port
 from isthmus.settings.parsing import (
     KONNECTIVITY,
     check_at_least,
-    check_choices,
     check_durations,
     check_host,
     check_id,
     check_pair,
-    check_port,
+    check_values,
 )
 from isthmus.settings.program import (
     COMPAT,
@@ -66,11 +65,11 @@ class AgentSettings(CarrierSettings):
         metavar="HOST",
         go="127.0.0.1, one host",
     )
-    proxy_server_port: int = option(
+    proxy_server_port: int = port(
         8091,
         help="Port of the server; an SRV name brings its own",
+        least=1,
         group=_SERVER,
-        metavar="PORT",
     )
     proxy_server_name: str = option(
         "",
@@ -281,12 +280,10 @@ class AgentSettings(CarrierSettings):
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
         """
-        check_choices(self)
+        check_values(self)
         check_durations(self)
         self._check_server()
         self._check_waits()
-        check_port("health-server-port", self.admin.health_port, compat="")
-        check_port("admin-server-port", self.admin.port, compat="")
         if self.compat == KONNECTIVITY:
             check_at_least("health-server-port", self.admin.health_port, 1)
             check_at_least("admin-server-port", self.admin.port, 1)
@@ -344,10 +341,6 @@ class AgentSettings(CarrierSettings):
             raise ConfigError("--proxy-server-host needs at least one host")
         for host in self.proxy_server_host:
             check_host("proxy-server-host", host)
-        if not 0 < self.proxy_server_port < 65536:
-            raise ConfigError(
-                f"--proxy-server-port must be from 1 to 65535, not {self.proxy_server_port}"
-            )
         if self.proxy_server_name:
             check_host("proxy-server-name", self.proxy_server_name)
         if not self.ca_cert:

@@ -32,7 +32,7 @@ from isthmus.manifests.settings import (
 )
 from isthmus.net.rules_proxies import ProxyAddress
 from isthmus.settings.options import OURS, option
-from isthmus.settings.parsing import check_at_least, check_choices
+from isthmus.settings.parsing import check_at_least, check_values
 
 FORMS = (STATIC_POD, SYSTEMD, DAEMON_SET, DEPLOYMENT)
 _GROUP = "Manifest"
@@ -131,7 +131,7 @@ class AgentManifestSettings(AroundSettings):
         """
         if not self.form:
             raise ConfigError(f"--as is missing: say {', '.join(FORMS[:-1])} or {FORMS[-1]}")
-        check_choices(self)
+        check_values(self)
         check_name("name", self.name)
         check_namespace(self.namespace)
         for flag, text in (("secret", self.secret), ("ca-config-map", self.ca_config_map)):

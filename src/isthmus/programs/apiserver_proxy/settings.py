@@ -36,10 +36,10 @@ from isthmus.settings.admin import PORTS, AdminSettings
 from isthmus.settings.options import OURS, block, option, options_of
 from isthmus.settings.parsing import (
     check_at_least,
-    check_choices,
     check_durations,
     check_host,
     check_pair,
+    check_values,
 )
 from isthmus.settings.program import (
     CONFIG,
@@ -234,7 +234,7 @@ class ApiserverProxySettings(CarrierSettings):
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
         """
-        check_choices(self)
+        check_values(self)
         check_durations(self)
         check_workers(self.workers)
         self.admin.check_ports()

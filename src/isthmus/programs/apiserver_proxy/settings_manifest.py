@@ -24,7 +24,7 @@ from isthmus.manifests.settings import (
     check_user,
 )
 from isthmus.settings.options import OURS, option
-from isthmus.settings.parsing import check_choices
+from isthmus.settings.parsing import check_values
 
 IGNITION = "ignition"
 FORMS = (STATIC_POD, SYSTEMD, IGNITION)
@@ -78,7 +78,7 @@ class ApiserverProxyManifestSettings:
         """
         if not self.form:
             raise ConfigError(f"--as is missing: say {', '.join(FORMS[:-1])} or {FORMS[-1]}")
-        check_choices(self)
+        check_values(self)
         check_name("name", self.name)
         check_namespace(self.namespace)
         check_image(self.image)

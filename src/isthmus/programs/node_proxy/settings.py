@@ -16,8 +16,8 @@ from isthmus.programs.node_proxy.rules.detectors import tidy_range
 from isthmus.programs.node_proxy.settings_kernel import IPTABLES, IPVS, NFTABLES, RULES
 from isthmus.programs.node_proxy.settings_local import LocalTrafficSettings
 from isthmus.settings.admin import HEALTH_CERT, HEALTH_KEY
-from isthmus.settings.options import option
-from isthmus.settings.parsing import check_choices, check_pair
+from isthmus.settings.options import option, port
+from isthmus.settings.parsing import check_pair, check_values
 from isthmus.settings.program import CONFIG, KUBECONFIG
 from isthmus.values import is_address
 
@@ -28,15 +28,6 @@ PRIMARY = "primary"
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 _CLUSTER = "Cluster"
 _PORTS = "Ports"
-_RANGES = {
-    "iptables_masquerade_bit": (0, 31),
-    "nftables_masquerade_bit": (0, 31),
-    "oom_score_adj": (-1000, 1000),
-    "conntrack_max_per_core": (0, 2**31 - 1),
-    "conntrack_min": (0, 2**31 - 1),
-    "healthz_port": (0, 65535),
-    "metrics_port": (0, 65535),
-}
 
 
 class BindAddress(NamedTuple):
@@ -113,17 +104,15 @@ class NodeProxySettings(LocalTrafficSettings):
         group=_PORTS,
         metavar="ADDRESS:PORT",
     )
-    healthz_port: int = option(
+    healthz_port: int = port(
         HEALTHZ_PORT,
         help="Port if --healthz-bind-address has none; 0 turns it off",
         group=_PORTS,
-        metavar="PORT",
     )
-    metrics_port: int = option(
+    metrics_port: int = port(
         METRICS_PORT,
         help="Port if --metrics-bind-address has none; 0 turns it off",
         group=_PORTS,
-        metavar="PORT",
     )
     health_cert: str = HEALTH_CERT(
         help="TLS certificate of both ports; clients do not need one", group=_PORTS
@@ -177,13 +166,7 @@ class NodeProxySettings(LocalTrafficSettings):
         Raises:
             ConfigError: one sentence that names the flag, or the place in the file.
         """
-        check_choices(self)
-        for attribute, (low, high) in _RANGES.items():
-            value = getattr(self, attribute)
-            if not low <= value <= high:
-                raise ConfigError(
-                    f"{self.named(attribute)} must be from {low} to {high}, not {value}"
-                )
+        check_values(self)
         self.check_times()
         self.check_localhost()
         self._check_addresses()

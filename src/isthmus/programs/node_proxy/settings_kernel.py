@@ -103,6 +103,7 @@ class KernelSettings(LocalhostSettings):
         help="Bit of the mark on packets to masquerade, with iptables and ipvs",
         group=RULES,
         metavar="BIT",
+        bounds=(0, 31),
     )
     nftables_masquerade_bit: int = option(
         14,
@@ -110,6 +111,7 @@ class KernelSettings(LocalhostSettings):
         group=RULES,
         metavar="BIT",
         go="in --config only",
+        bounds=(0, 31),
     )
     iptables_localhost_nodeports: bool = option(
         True, help="Serve node ports at 127.0.0.1 for this node, with iptables", group=RULES
@@ -181,11 +183,13 @@ class KernelSettings(LocalhostSettings):
         help="Maximum number of tracked connections per CPU, one million in total at most; 0 "
         "leaves the kernel's limit",
         group=_CONNTRACK,
+        bounds=(0, 2**31 - 1),
     )
     conntrack_min: int = option(
         131072,
         help="Minimum of the limit of tracked connections, however few CPUs there are",
         group=_CONNTRACK,
+        bounds=(0, 2**31 - 1),
     )
     conntrack_tcp_timeout_established_s: float = option(
         86400.0,
@@ -221,6 +225,7 @@ class KernelSettings(LocalhostSettings):
         help="OOM score adjustment of this process: how soon the kernel ends it when memory runs "
         "out",
         group=RULES,
+        bounds=(-1000, 1000),
     )
     config_sync_period_s: float = option(
         900.0,

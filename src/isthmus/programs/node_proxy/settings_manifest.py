@@ -20,7 +20,7 @@ from isthmus.manifests.settings import (
     check_object,
 )
 from isthmus.settings.options import OURS, option
-from isthmus.settings.parsing import check_choices
+from isthmus.settings.parsing import check_values
 from isthmus.values import HostPort
 
 FORMS = (DAEMON_SET, STATIC_POD, SYSTEMD)
@@ -88,7 +88,7 @@ class NodeProxyManifestSettings:
         """
         if not self.form:
             raise ConfigError(f"--as is missing: say {', '.join(FORMS[:-1])} or {FORMS[-1]}")
-        check_choices(self)
+        check_values(self)
         check_name("name", self.name)
         check_namespace(self.namespace)
         check_image(self.image)

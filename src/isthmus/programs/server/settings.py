@@ -22,16 +22,16 @@ from isthmus.programs.server import PROGRAM
 from isthmus.settings.admin import AdminSettings
 from isthmus.settings.audit import AuditSettings
 from isthmus.settings.gates import CLUSTER_TO_MASTER, GateSettings
-from isthmus.settings.options import OURS, block, option
+from isthmus.settings.options import OURS, block, option, port
 from isthmus.settings.parsing import (
     KONNECTIVITY,
     check_at_least,
-    check_choices,
     check_durations,
+    check_go_port,
     check_host,
     check_id,
     check_pair,
-    check_port,
+    check_values,
 )
 from isthmus.settings.program import (
     COMPAT,
@@ -104,14 +104,13 @@ class ServerSettings(CarrierSettings):
     delete_existing_uds_file: bool = option(
         True, help="Remove the socket file that a previous server left behind", group=_FRONTEND
     )
-    server_port: int | None = option(
+    server_port: int | None = port(
         None,
         help="TCP port to listen on with mutual TLS; 0 takes a free port, or none at all with "
         "--uds-name and without --server-cert",
         shown_default="8090, none with --uds-name",
         go="8090",
         group=_FRONTEND,
-        metavar="PORT",
     )
     server_bind_address: str = option(
         "",
@@ -138,19 +137,17 @@ class ServerSettings(CarrierSettings):
         metavar="PATH",
         go=OURS,
     )
-    http_connect_port: int | None = option(
+    http_connect_port: int | None = port(
         None,
         help="TCP port for http-connect if --mode has both protocols; it uses the certificates of "
         "--server-port",
         group=_FRONTEND,
-        metavar="PORT",
         go=OURS,
     )
-    agent_port: int = option(
+    agent_port: int = port(
         8091,
         help="Port to listen on for agents; 0 takes a free port",
         group=_AGENTS,
-        metavar="PORT",
     )
     agent_bind_address: str = option(
         "",
@@ -390,7 +387,7 @@ class ServerSettings(CarrierSettings):
             ConfigError: one sentence that names the flag and says what to do.
         """
         check_tls(self.tls_min_version, self.cipher_suites)
-        check_choices(self)
+        check_values(self)
         check_durations(self)
         self.gates.check()
         self._check_frontend()
@@ -577,10 +574,11 @@ class ServerSettings(CarrierSettings):
         return self.wants_tokens or self.enable_lease_controller
 
     def _check_ports(self) -> None:
-        for door in self.doors:
-            if door.port is not None:
-                check_port(door.port_flag, door.port, compat=self.compat)
-        check_port("agent-port", self.agent_port, compat=self.compat)
+        if self.compat == KONNECTIVITY:
+            for door in self.doors:
+                if door.port is not None:
+                    check_go_port(door.port_flag, door.port)
+            check_go_port("agent-port", self.agent_port)
         self.admin.check_ports(compat=self.compat)
         for flag, host in (
             ("server-bind-address", self.server_bind_address),

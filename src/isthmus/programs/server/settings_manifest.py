@@ -41,7 +41,7 @@ from isthmus.manifests.settings import (
     lease_namespace,
 )
 from isthmus.settings.options import OURS, option
-from isthmus.settings.parsing import check_at_least, check_choices, check_durations, check_host
+from isthmus.settings.parsing import check_at_least, check_durations, check_host, check_values
 from isthmus.text.addresses import cidr
 
 SIDECAR = "sidecar"
@@ -414,7 +414,7 @@ class ServerManifestSettings(ServerFormSettings):
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
         """
-        check_choices(self)
+        check_values(self)
         self.check_form()
         _ = self.written
         check_durations(self)

@@ -13,13 +13,12 @@ from typing import ClassVar
 from isthmus.errors import ConfigError
 from isthmus.net.rules_metadata import METADATA, is_metadata
 from isthmus.settings.admin import AdminSettings
-from isthmus.settings.options import OURS, block, option
+from isthmus.settings.options import OURS, block, option, port
 from isthmus.settings.parsing import (
     check_at_least,
-    check_choices,
     check_durations,
     check_host,
-    check_port,
+    check_values,
 )
 from isthmus.settings.program import (
     GRACEFUL_SHUTDOWN,
@@ -62,7 +61,9 @@ class SidecarSettings(CarrierSettings):
         group=_SERVER,
         metavar="HOST",
     )
-    konnectivity_port: int = option(8090, help="Port of the connectivity server", group=_SERVER)
+    konnectivity_port: int = port(
+        8090, help="Port of the connectivity server", least=1, group=_SERVER
+    )
     konnectivity_uds: str = option(
         "",
         help="UNIX socket of the connectivity server, instead of its host name and port",
@@ -111,7 +112,7 @@ class SidecarSettings(CarrierSettings):
         metavar="ADDRESS",
         go="every address, always",
     )
-    serving_port: int = option(8090, help="Port to listen on", group=_CLIENTS, metavar="PORT")
+    serving_port: int = port(8090, help="Port to listen on", group=_CLIENTS)
     username: str = option(
         "",
         help="User name that clients must give, with the password of --password-file",
@@ -285,7 +286,7 @@ class SidecarSettings(CarrierSettings):
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
         """
-        check_choices(self)
+        check_values(self)
         check_durations(self)
         self._check_server()
         self._check_clients()
@@ -301,7 +302,6 @@ class SidecarSettings(CarrierSettings):
         check_at_least("max-connections", self.max_connections, 1)
         check_at_least("max-connections-per-source", self.max_connections_per_source, 0)
         check_at_least("max-handshakes", self.max_handshakes, 1)
-        check_port("serving-port", self.serving_port, compat="")
         self.admin.check_ports()
         self.check_carrier()
 
@@ -313,10 +313,6 @@ class SidecarSettings(CarrierSettings):
         if self.konnectivity_uds:
             return
         check_host("konnectivity-hostname", self.konnectivity_hostname)
-        if not 0 < self.konnectivity_port < 65536:
-            raise ConfigError(
-                f"--konnectivity-port must be from 1 to 65535, not {self.konnectivity_port}"
-            )
         for flag, path in (
             ("ca-cert-path", self.ca_cert_path),
             ("tls-cert-path", self.tls_cert_path),

@@ -42,7 +42,7 @@ from isthmus.programs.sidecar.settings_presets import (
     Preset,
 )
 from isthmus.settings.options import OURS, option
-from isthmus.settings.parsing import check_choices, check_host
+from isthmus.settings.parsing import check_host, check_values
 
 OUTPUTS = (PATCH, POD_SPEC)
 #: The programs by kind, the HTTPS one first, as HyperShift has them.
@@ -276,7 +276,7 @@ class SidecarManifestSettings:
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
         """
-        check_choices(self)
+        check_values(self)
         if not (self.mode or self.preset):
             raise ConfigError(f"--mode is missing: say {', '.join(MODES[:-1])} or {MODES[-1]}")
         if self.mode and self.mode != self.chosen.mode:

@@ -13,9 +13,9 @@ from isthmus.settings.admin import AdminSettings
 from isthmus.settings.options import OURS, block, option
 from isthmus.settings.parsing import (
     check_at_least,
-    check_choices,
     check_durations,
     check_host,
+    check_values,
 )
 from isthmus.settings.program import (
     CONFIG,
@@ -108,7 +108,7 @@ class SniRouterSettings(CarrierSettings):
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
         """
-        check_choices(self)
+        check_values(self)
         check_durations(self)
         if not self.config:
             raise ConfigError("--config is needed: a file with routes, see isthmus sni-router -h")

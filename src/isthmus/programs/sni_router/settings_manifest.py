@@ -6,7 +6,6 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
-from isthmus.errors import ConfigError
 from isthmus.manifests.settings import (
     IMAGE,
     REPLICAS,
@@ -17,8 +16,8 @@ from isthmus.manifests.settings import (
     check_object,
     check_user,
 )
-from isthmus.settings.options import OURS, option
-from isthmus.settings.parsing import check_at_least, check_choices
+from isthmus.settings.options import OURS, option, port
+from isthmus.settings.parsing import check_at_least, check_values
 
 CLUSTER_IP, NODE_PORT, LOAD_BALANCER = "ClusterIP", "NodePort", "LoadBalancer"
 SERVICE_TYPES = (LOAD_BALANCER, NODE_PORT, CLUSTER_IP)
@@ -69,9 +68,10 @@ class SniRouterManifestSettings:
         metavar="|".join(SERVICE_TYPES),
         group=_AROUND,
     )
-    service_port: int = option(
+    service_port: int = port(
         443,
         help="Port of the Service for the first --listen; the others keep their own numbers",
+        least=1,
         group=_AROUND,
     )
     network_policy: bool = option(
@@ -94,7 +94,7 @@ class SniRouterManifestSettings:
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
         """
-        check_choices(self)
+        check_values(self)
         check_name("name", self.name)
         check_namespace(self.namespace)
         check_image(self.image)
@@ -102,8 +102,6 @@ class SniRouterManifestSettings:
         check_object("secret", self.secret or self.name)
         check_user(self.run_as)
         check_at_least("replicas", self.replicas, 1)
-        if not 0 < self.service_port < 65536:
-            raise ConfigError(f"--service-port must be from 1 to 65535, not {self.service_port}")
 
     def warnings(self, given: Collection[str]) -> list[str]:
         """What is not wrong and may still not be meant, each a sentence."""
