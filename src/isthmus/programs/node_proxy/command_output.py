@@ -1,4 +1,4 @@
-"""What ``isthmus node-proxy explain`` and ``diff`` print: for people, and for machines as JSON."""
+"""What ``isthmus node-proxy explain`` and ``diff`` print, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _COLOURS = {
     PacketVerdict.DROPPED: "red",
     PacketVerdict.UNTOUCHED: "yellow",
 }
-_UNTOUCHED = "no rule translates or refuses it: it goes on as it is"
-_ANSWERED = "not translated: the node proxy answers health checks there"
+_UNTOUCHED = "untouched: no rule matches; the packet goes to its original destination"
+_ANSWERED = "not translated: the node proxy answers health checks on this port"
 _MARKS = {ADDED: ("+", "green"), REMOVED: ("-", "red")}
 
 
 def explanation_json(found: PacketExplanation, mode: str, notes: Sequence[str]) -> dict[str, Any]:
-    """All of an explanation; the steps that every outcome begins with come once."""
+    """An explanation as JSON; the steps common to all outcomes appear once."""
     packet, shared = found.packet, found.shared_steps
     answer = {
         "packet": {
@@ -79,14 +79,14 @@ def _step(step: RuleStep) -> dict[str, str]:
 
 
 def show_explanation(found: PacketExplanation, mode: str, notes: Sequence[str]) -> None:
-    """Print an explanation for people: the answer, where the packet may go, and the rules."""
+    """Print an explanation as text: the verdict, where the packet may go, and the rules."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
     head = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    head.add_row("packet", Text(_told(found.packet)))
+    head.add_row("packet", Text(_summary(found.packet)))
     if found.service is not None:
         head.add_row("service", Text(f"{found.service}, by its {found.reached_by}"))
     head.add_row("verdict", Text(_verdict(found), style=f"bold {_COLOURS[found.verdict]}"))
@@ -106,7 +106,7 @@ def show_explanation(found: PacketExplanation, mode: str, notes: Sequence[str]) 
 
 
 def _show_steps(console: Console, found: PacketExplanation) -> None:
-    """Print the rules in order; where the same happens to several endpoints, for the first."""
+    """Print the rules in order; endpoints with the same steps share one list."""
     from rich.text import Text
 
     shared = found.shared_steps
@@ -115,7 +115,7 @@ def _show_steps(console: Console, found: PacketExplanation) -> None:
     for each in found.outcomes:
         groups.setdefault((each.verdict, each.masqueraded, each.reasons), []).append(each)
     for first, *others in groups.values():
-        likewise = f", and likewise to {len(others)} more" if others else ""
+        likewise = f" ({len(others)} more alike)" if others else ""
         head = f"to {first.endpoint}{likewise}" if len(found.outcomes) > 1 else ""
         parts.append((head, first.steps[shared:], shared + 1))
     console.print()
@@ -124,20 +124,20 @@ def _show_steps(console: Console, found: PacketExplanation) -> None:
             console.print(Text(head, style="bold"))
         for number, step in enumerate(steps, start):
             does = f"{number:>3}  {step.table} {step.chain}: {step.does}"
-            # Not wrapped by us: a rule is copied whole.
+            # No wrapping here: users copy whole rules.
             console.print(Text(one_line(does)), soft_wrap=True)
             console.print(Text(f"     {one_line(step.rule)}", style="dim"), soft_wrap=True)
 
 
-def _told(packet: Packet) -> str:
-    way = f", by {packet.interface}" if packet.interface else ""
-    way += f", through bridge port {packet.bridge_port}" if packet.bridge_port else ""
-    who = {
+def _summary(packet: Packet) -> str:
+    arrival = f", by {packet.interface}" if packet.interface else ""
+    arrival += f", through bridge port {packet.bridge_port}" if packet.bridge_port else ""
+    source = {
         Origin.POD: "a pod of this node",
         Origin.NODE: "this node",
-        Origin.OUTSIDE: "elsewhere",
+        Origin.OUTSIDE: "outside",
     }[packet.origin]
-    return f"{packet.source} → {_place(packet)}/{packet.protocol.value}, from {who}{way}"
+    return f"{packet.source} → {_place(packet)}/{packet.protocol.value}, from {source}{arrival}"
 
 
 def _verdict(found: PacketExplanation) -> str:
@@ -148,7 +148,7 @@ def _verdict(found: PacketExplanation) -> str:
         return _UNTOUCHED if verdict is PacketVerdict.UNTOUCHED else str(verdict.value)
     masqueraded = {each.masqueraded for each in found.outcomes}
     how = "masqueraded" if masqueraded == {True} else "not masqueraded"
-    return f"translated, {'in part masqueraded' if len(masqueraded) > 1 else how}"
+    return f"translated, {'partly masqueraded' if len(masqueraded) > 1 else how}"
 
 
 def _percent(chance: float) -> str:
@@ -182,7 +182,7 @@ def difference_json(found: Differences) -> dict[str, Any]:
 
 
 def show_difference(found: Differences, *, color: bool) -> None:
-    """Print differences as text: ports in words, then lines of rules under their places."""
+    """Print differences as text: changed ports in words, then rule lines by chain or set."""
     for family, (ports, lines) in found.items():
         if not ports and not lines:
             continue

@@ -1,6 +1,6 @@
-"""``isthmus node-proxy render``, ``explain`` and ``diff``: what rules do, without a node.
+"""``isthmus node-proxy render``, ``explain`` and ``diff``: show rules without a node.
 
-They take the flags of the program that shape rules. What they need is imported when they run.
+They take those flags of the program that shape rules. Imports happen when a command runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SHAPING = (
 )  # fmt: skip
 _LOCALHOST = "nftables_localhost_nodeports"
 _SOURCES = ("manifests", "kubeconfig", "master")
-# What is declared of a setting for the program, and is otherwise here.
+# How these commands redeclare settings of the program.
 _OTHERWISE: dict[str, dict[str, Any]] = {
     "manifests": {
         "help": "File or directory with Services, EndpointSlices and the Node, instead of asking "
@@ -49,7 +49,7 @@ _OTHERWISE: dict[str, dict[str, Any]] = {
 
 
 class ToolCommand(FlagCommand):
-    """A command with some flags of the program, and arguments and options of its own."""
+    """A command with some of the program's flags, and arguments and options of its own."""
 
     def __init__(self, name: str, declared: Sequence[Option], own: list[click.Parameter],
                  examples: str, **rest: Any) -> None:  # fmt: skip
@@ -79,34 +79,34 @@ def _argument(name: str) -> click.Argument:
     return click.Argument([name.lower()], metavar=name, callback=filled)
 
 
-def _look(given: dict[str, tuple[str, ...]]) -> Snapshot:
-    """What the flags lead to; what is to be said about it is on standard error."""
+def _make_snapshot(given: dict[str, tuple[str, ...]]) -> Snapshot:
+    """A snapshot made from the flags; its notes go to standard error."""
     from isthmus.programs.node_proxy.snapshot import look
 
     settings = _settings(given)
-    return _said(lambda: look(settings))
+    return _with_notes(lambda: look(settings))
 
 
 def _settings(given: dict[str, tuple[str, ...]]) -> NodeProxySettings:
     from isthmus.programs.node_proxy.config import read_settings
 
     settings = read_settings(given)
-    _say(settings.notes())
+    _print_notes(settings.notes())
     return settings
 
 
-def _said(look: Callable[[], Snapshot]) -> Snapshot:
+def _with_notes(look: Callable[[], Snapshot]) -> Snapshot:
     try:
         found = look()
     except KubeError as error:
         raise click.ClickException(str(error)) from error
-    _say(found.notes)
+    _print_notes(found.notes)
     return found
 
 
-def _say(sentences: Sequence[str]) -> None:
-    for sentence in sentences:
-        click.echo(f"isthmus: {sentence}", err=True)
+def _print_notes(notes: Sequence[str]) -> None:
+    for note in notes:
+        click.echo(f"isthmus: {note}", err=True)
 
 
 def _families(family_name: str | None, *snapshots: Snapshot) -> list[IpFamily]:
@@ -119,7 +119,7 @@ def _families(family_name: str | None, *snapshots: Snapshot) -> list[IpFamily]:
 
 
 def _render(family_name: str | None, **given: tuple[str, ...]) -> int:
-    snapshot = _look(given)
+    snapshot = _make_snapshot(given)
     families = _families(family_name, snapshot)
     for family in families:
         if len(families) > 1:
@@ -139,9 +139,9 @@ isthmus node-proxy render --manifests=services.yaml --proxy-mode=nftables --fami
     short_help="Print the rules for given manifests",
     help="""Print the rules for given manifests
 
-    They are printed as the program would write them into a kernel that has none: for
-    iptables-restore --noflush, for nft -f, or for ipset restore, iptables-restore and ipvsadm. Of
-    the node only what its Node object and the flags say is known, and nothing is changed.
+    The rules are those that the program would write into an empty kernel: input for
+    iptables-restore --noflush, for nft -f, or for ipset restore, iptables-restore and ipvsadm. The
+    node is known only from its Node object and the flags, and nothing is changed.
     """,
 )
 
@@ -158,7 +158,7 @@ def _explain(
     from isthmus.programs.node_proxy.rules.explaining import PacketTarget
 
     destination = PacketTarget.parse(dst)
-    snapshot = _look(given)
+    snapshot = _make_snapshot(given)
     found, notes = _explained(
         snapshot, src, destination,
         from_pod=from_pod, interface=in_interface or "", bridge_port=bridge_port or "",
@@ -175,7 +175,7 @@ def _explain(
 def _explained(
     snapshot: Snapshot, src: str, destination: Any, **how: Any
 ) -> tuple[PacketExplanation, list[str]]:
-    """Walk, and say what the answer rests on."""
+    """Walk the packet, and note what the answer depends on."""
     from isthmus.programs.node_proxy.rules.explaining import (
         NODE,
         ExplainedNode,
@@ -197,19 +197,19 @@ def _explained(
         pod_cidrs=snapshot.node.pod_cidrs,
     )
     if src == NODE and destination.address in rules.addresses:
-        src = destination.address  # the kernel's choice for an address of its own
+        src = destination.address  # the kernel's choice of source for an address of the node
     packet = packet_to(destination, src, place, **how)
     found = explain(rules, packet, place.view)
     notes = [*found.notes, *_on_localhost(snapshot, destination)]
     pod = packet.origin is Origin.POD
     if pod is not taken_for_local(packet, settings) and settings.detector.matches(family):
-        taken = "does not take it for" if pod else "takes it for"
-        notes.append(f"the detector {taken} a packet of a pod of this node")
+        taken = "does not count this packet as" if pod else "counts this packet as"
+        notes.append(f"the detector {taken} traffic from a pod of this node")
     return found, notes
 
 
 def _on_localhost(snapshot: Snapshot, destination: Any) -> list[str]:
-    """What no rule does: connections that the node proxy itself carries."""
+    """Connections that the node proxy itself forwards, without rules."""
     from isthmus.programs.node_proxy.rules.localhost import localhost_ports
     from isthmus.programs.node_proxy.rules.model import PortProtocol, family_of
 
@@ -223,7 +223,7 @@ def _on_localhost(snapshot: Snapshot, destination: Any) -> list[str]:
     if port is None:
         return []
     ends = ", ".join(map(str, port.endpoints))
-    return [f"the node proxy listens there for {port.key}, and carries connections to {ends}"]
+    return [f"the node proxy listens on this port for {port.key} and forwards to {ends}"]
 
 
 explain_command = ToolCommand(
@@ -254,10 +254,10 @@ isthmus node-proxy explain node 192.0.2.10:30080 --manifests=services/ --proxy-m
     short_help="Trace a packet through the rules, and explain where it goes",
     help="""Trace a packet through the rules, and explain where it goes
 
-    SRC is an address, or the word node. DST is an address and a port, and /udp or /sctp. The rules
-    are those that render prints; rules of others and routes are not known. A source in the Node's
-    podCIDRs, or that is an endpoint on this node, is taken for a pod, and its packet comes in the
-    way that the detector expects.
+    SRC is an IP address, or the word node. DST is an address and a port, optionally followed by
+    /udp or /sctp. The rules are those that render prints; rules of other programs and routes are
+    not known. A source counts as a pod if it is in the Node's podCIDRs or is an endpoint on this
+    node; its packet arrives as the detector expects.
     """,
 )
 
@@ -270,7 +270,7 @@ def _diff(
     from isthmus.programs.node_proxy.snapshot import look_at
 
     settings = _settings(given)
-    before, after = (_said(partial(look_at, settings, Path(path))) for path in (old, new))
+    before, after = (_with_notes(partial(look_at, settings, Path(path))) for path in (old, new))
     found = {
         family: (
             port_changes(before.views[family], after.views[family]),
@@ -298,12 +298,12 @@ diff = ToolCommand(
 isthmus node-proxy diff before/ after/ --cluster-cidr=10.180.0.0/16
 isthmus node-proxy diff old.yaml new.yaml --proxy-mode=nftables --detect-local=node-cidr""",
     callback=_diff,
-    short_help="Show what a change of manifests does to the rules",
-    help="""Show what a change of manifests does to the rules
+    short_help="Show how a change of manifests changes the rules",
+    help="""Show how a change of manifests changes the rules
 
-    OLD and NEW are files or directories of Services, EndpointSlices and Nodes. First it is said in
-    words, port by port, then as the lines of rules that go (-) and come (+). The exit code is 0 if
-    nothing changes, 1 if something does, and 2 if something is wrong.
+    OLD and NEW are files or directories of Services, EndpointSlices and Nodes. The output lists the
+    changed ports in words, then the rule lines removed (-) and added (+). Exit code 0 means no
+    change, 1 means changes, and 2 an error.
     """,
 )
 

@@ -1,1 +1,1 @@
-"""Brings rules into the kernel and keeps them there, and asks this host what rules depend on."""
+"""Applies rules to the kernel and checks them, and reads what rules need to know of this host."""

@@ -1,4 +1,4 @@
-"""What every way of programming the kernel can do; iptables, nftables and ipvs are the ways."""
+"""The interface of the backends, which program the kernel: iptables, nftables and ipvs."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 
 class ApplyError(IsthmusError):
-    """The kernel, or the program that talks to it, did not take the rules; nothing changed.
+    """The kernel, or a program such as nft, rejected the rules; nothing changed.
 
-    ``rule`` is the one that it was about, where that is known.
+    ``rule`` is the rejected rule, if known.
     """
 
     def __init__(self, message: str, *, rule: str = "") -> None:
@@ -31,7 +31,7 @@ class NoIpvsError(ApplyError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncReport:
-    """What a sync did. Counts are of rules, by table, and of Services, by traffic policy."""
+    """The result of a sync. Counts are of rules, by table, and of Services, by traffic policy."""
 
     full: bool
     rules: Mapping[str, int] = field(default_factory=dict)
@@ -40,29 +40,29 @@ class SyncReport:
 
 
 class KernelBackend(Protocol):
-    """Programs the kernel for one family. Its calls block, and come from one thread at a time."""
+    """Programs the kernel for one family. Calls block, and come from one thread at a time."""
 
     family: IpFamily
 
     def start(self) -> None:
-        """Look whether programs and kernel can do it; change what has to be set once.
+        """Check programs and kernel, and set up what has to be done once.
 
         Raises:
-            ConfigError: they cannot, and in one sentence why.
+            ConfigError: a program or kernel feature is missing; the message names it.
         """
 
     def sync(self, update: Update, settings: RuleSettings, *, full: bool) -> SyncReport:
         """Bring the kernel to the view.
 
-        Unless ``full``, only what ``changed`` need be written. The first sync, one with other
-        settings than the last and one after a failure are full whatever is asked.
+        Unless ``full``, only what ``changed`` need be written. The first sync, a sync with new
+        settings and a sync after a failure are always full.
 
         Raises:
-            ApplyError: nothing was changed.
+            ApplyError: the rules were rejected; nothing changed.
         """
 
     def intact(self) -> bool:
-        """Whether what was written once is still there; nobody flushed it."""
+        """Whether the written rules still exist: nobody flushed them."""
 
     def cleanup(self) -> list[str]:
-        """Remove all that is ours, from any run; what could not be removed, in words."""
+        """Remove all rules of any earlier run; returns messages about what remains."""

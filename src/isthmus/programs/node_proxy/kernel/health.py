@@ -1,12 +1,12 @@
-"""Whether the proxy keeps up with what it is told, and the health check node ports of Services.
+"""The health of the proxy, and the health check node ports of Services.
 
-``ProxyHealth`` answers ``/healthz`` and ``/livez``, as values; ports.py serves them. A change that
-waits longer than the timeout for the kernel makes the proxy unhealthy; ``/healthz`` also says
-whether load balancers should send anything to this node.
+``ProxyHealth`` computes the answers of ``/healthz`` and ``/livez``; ports.py serves them. The proxy
+is unhealthy while a change has waited for the kernel longer than the timeout; ``/healthz`` also
+says whether load balancers should send traffic to this node.
 
-Load balancers ask at the health check node ports whether this node has endpoints: one port for
-every Service of type LoadBalancer with external traffic policy Local. One HTTP server answers on
-all of them, and tells them apart by the port that was asked.
+Load balancers ask a health check node port whether this node has endpoints: there is one port for
+each Service of type LoadBalancer with external traffic policy Local. One HTTP server serves all of
+these ports, and tells Services apart by the port.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from isthmus.programs.node_proxy.rules.model import IpFamily, NodeObject
 
 #: Set on a node by the cluster autoscaler before it takes the node away.
 TO_BE_DELETED = "ToBeDeletedByClusterAutoscaler"
-_NEVER = "0001-01-01T00:00:00Z"  # how Go writes a time that was not set
+_NEVER = "0001-01-01T00:00:00Z"  # Go's zero time
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeAnswer:
-    """What a probe is told: an HTTP status, a JSON body and more headers, if any."""
+    """The answer to a probe: an HTTP status, a JSON body and optional headers."""
 
     status: int
     body: str
@@ -42,9 +42,9 @@ class ProbeAnswer:
 
 
 class ProxyHealth:
-    """Remembers, per family, when the kernel was last brought up to date and what waits since.
+    """The time of the last sync and of the oldest waiting change, per family.
 
-    ``clock`` never goes back and is compared with; ``wall`` is the time of day, and only shown.
+    ``clock`` is monotonic and used for comparisons; ``wall`` is the time of day for display.
     """
 
     def __init__(
@@ -62,9 +62,9 @@ class ProxyHealth:
         self._eligible = False
 
     def queued(self, family: IpFamily) -> None:
-        """Note that something waits to be written; the oldest that waits is what counts."""
+        """Note that a change waits for a sync; the oldest waiting change counts."""
         self._waiting.setdefault(family, self._clock())
-        # kube-proxy begins with "up to date now", so that a family that never gets there is seen.
+        # As in kube-proxy a family starts as up to date, so one that never syncs is noticed.
         self._updated.setdefault(family, self._wall())
 
     def synced(self, family: IpFamily) -> None:
@@ -72,20 +72,20 @@ class ProxyHealth:
         self._updated[family] = self._wall()
 
     def node(self, node: NodeObject | None) -> None:
-        """Take the node as the API has it; None means that it is gone.
+        """Set the Node as the API has it; None if it was deleted.
 
-        Until this is called the node is none that may have traffic: whoever does not reach the
-        API knows no Service either.
+        Until the first call the node is not eligible for traffic: a proxy that cannot reach the API
+        does not know the Services either.
         """
         self._eligible = node is not None and not node.deleting and TO_BE_DELETED not in node.taints
 
     @property
     def healthy(self) -> bool:
-        """No family has had a change waiting for too long."""
+        """Whether no family has had a change waiting for too long."""
         return all(self._in_time(family) for family in self._updated)
 
     def healthz(self) -> ProbeAnswer:
-        """Answer ``/healthz``: 200 if the proxy keeps up and the node is to stay, else 503."""
+        """Answer ``/healthz``: 200 if the proxy is healthy and the node eligible, else 503."""
         return self._answer(self.healthy and self._eligible, node=True)
 
     def livez(self) -> ProbeAnswer:
@@ -99,7 +99,7 @@ class ProxyHealth:
         now = self._wall()
         last = max(self._updated.values(), default=None)
         body: dict[str, object] = {
-            # As in kube-proxy: "recent" as long as all is well, whether or not anything changed.
+            # As in kube-proxy: while all is well this is the present time, even without changes.
             "lastUpdated": _written(now if well else last),
             "currentTime": _written(now),
         }
@@ -129,14 +129,14 @@ IDLE_S = 60.0
 SHUTDOWN_S = 2.0
 MAX_LINE_BYTES = 8190
 _log = logging.getLogger("isthmus.nodeproxy")
-#: A machine without IPv6 has no address "::"; the others will do.
+#: A machine without IPv6 cannot bind "::"; other addresses still work.
 _NO_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 class ServiceHealthPorts:
     """Listens on the health check node ports of Services and answers from the last ``sync``.
 
-    Needs a running loop from ``sync`` on, and ``close`` at the end.
+    ``sync`` needs a running event loop; ``close`` stops all listeners.
     """
 
     def __init__(self, health: ProxyHealth) -> None:
@@ -144,7 +144,7 @@ class ServiceHealthPorts:
         self._services: dict[int, ServiceName] = {}
         self._local_ready: Mapping[ServiceName, int] = {}
         self._open: dict[tuple[str, int], HttpSite] = {}
-        self._visitors = Visitors()  # of all ports together
+        self._visitors = Visitors()  # shared by all ports
         self._failed: dict[tuple[str, int], str] = {}
         self._server: web.Server | None = None
 
@@ -153,7 +153,7 @@ class ServiceHealthPorts:
 
     @property
     def failed(self) -> Mapping[tuple[str, int], str]:
-        """The addresses and ports that could not be opened, and why; the next sync tries again."""
+        """The addresses and ports that could not be opened, and why; the next sync retries."""
         return self._failed
 
     async def sync(
@@ -163,10 +163,10 @@ class ServiceHealthPorts:
         *,
         addresses: Sequence[str] = EVERY_ADDRESS,
     ) -> None:
-        """Open and close ports so that every Service given has its own, on these addresses.
+        """Open and close ports so that every given Service has its own, on these addresses.
 
-        ``local_ready`` are the ready endpoints on this node; a Service that is not in it has
-        none. A port that cannot be opened is said once, and tried again at every call.
+        ``local_ready`` has the number of ready endpoints on this node per Service, by default 0. A
+        port that cannot be opened is logged once, and retried at every call.
         """
         self._services = {port: service for service, port in ports.items()}
         self._local_ready = dict(local_ready)
@@ -188,7 +188,7 @@ class ServiceHealthPorts:
             self._server = None
 
     def answer(self, service: ServiceName) -> ProbeAnswer:
-        """Answer for a Service: 200 if the node has endpoints of it and the proxy keeps up."""
+        """Answer for a Service: 200 if the node has endpoints and the proxy is healthy."""
         count, healthy = self._local_ready.get(service, 0), self._health.healthy
         body = {
             "service": {"namespace": service.namespace, "name": service.name},
@@ -205,11 +205,11 @@ class ServiceHealthPorts:
         try:
             sock = _bound(address, port)
         except OSError as exc:
-            self._say(address, port, exc)
+            self._log_failure(address, port, exc)
             return
         self._open[address, port] = HttpSite(sock, self._server_of(), visitors=self._visitors)
         if self._failed.pop((address, port), None) is not None:
-            log(_log, logging.INFO, "health check node port is open now", address=address,
+            log(_log, logging.INFO, "health check node port opened", address=address,
                 port=port, service=str(self._services[port]))  # fmt: skip
 
     def _server_of(self) -> web.Server:
@@ -223,12 +223,12 @@ class ServiceHealthPorts:
             )
         return self._server
 
-    def _say(self, address: str, port: int, exc: OSError) -> None:
+    def _log_failure(self, address: str, port: int, exc: OSError) -> None:
         if exc.errno in _NO_FAMILY and address == "::":
             return
         reason = exc.strerror or str(exc)
         if self._failed.get((address, port)) != reason:
-            log(_log, logging.ERROR, "health check node port cannot be opened; it is tried again",
+            log(_log, logging.ERROR, "cannot open health check node port; retrying",
                 address=address, port=port, service=str(self._services[port]),
                 error=reason)  # fmt: skip
         self._failed[address, port] = reason
@@ -237,7 +237,7 @@ class ServiceHealthPorts:
         transport = request.transport
         port = transport.get_extra_info("sockname")[1] if transport is not None else 0
         service = self._services.get(port)
-        if service is None:  # the connection is older than the end of its port
+        if service is None:  # the connection outlived its port
             response = web.Response(status=404, text="404 page not found\n")
             response.force_close()
             return response
@@ -252,7 +252,7 @@ class ServiceHealthPorts:
 
 def _bound(address: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    # create_server() makes IPv6 sockets IPv6-only, so that 0.0.0.0 and :: go together.
+    # create_server() makes IPv6 sockets IPv6-only, so that 0.0.0.0 and :: can both be bound.
     sock = socket.create_server((address, port), family=family, backlog=BACKLOG)
     sock.setblocking(False)
     return sock

@@ -1,7 +1,7 @@
-"""This host: what its kernel is set to, and the addresses of it that take node ports.
+"""Sysctls of this host, and its addresses that accept node ports.
 
-The values of sysctls are kube-proxy's. What cannot be set is told and not fatal, unless rules would
-be wrong without: a node without its connection limit still carries traffic.
+Sysctls are set to kube-proxy's values. One that cannot be set is reported but not fatal, unless
+rules would be wrong without it: a node with a lower connection limit still carries traffic.
 """
 
 from __future__ import annotations
@@ -34,37 +34,37 @@ _MOST_TRACKED = 1024 * 1024
 
 
 class Sysctls:
-    """The settings below /proc/sys of the namespace that we are in."""
+    """The sysctls of the current network namespace, below /proc/sys."""
 
     def __init__(self, root: Path = _PROC_SYS, hash_size: Path = _HASH_SIZE) -> None:
         self._root = root
         self._hash_size = hash_size
 
     def read(self, name: str) -> int | None:
-        """A number; None where there is none, or none that we may see."""
+        """The value of a sysctl; None if it does not exist or cannot be read."""
         return _read(self._root / name)
 
     def ensure(self, name: str, value: int) -> str:
-        """Set a number unless it is that already; what is in the way, or nothing."""
+        """Set a sysctl unless it already has the value; returns the error, or nothing."""
         return _ensure(self._root / name, value, name.replace("/", "."))
 
-    # What the rules depend on.
+    # Sysctls that rules depend on.
 
     def ensure_localhost_node_ports(self) -> None:
-        """Let packets of 127.0.0.1 be routed elsewhere, which node ports on localhost need.
+        """Allow routing of packets from 127.0.0.1, which node ports on localhost need.
 
         Raises:
-            ConfigError: it cannot be set.
+            ConfigError: the sysctl cannot be set.
         """
         wrong = self.ensure(_ROUTE_LOCALNET, 1)
         if wrong:
             raise ConfigError(
-                f"node ports on localhost need it: {wrong}; set it before, or use"
+                f"node ports on localhost: {wrong}; set it beforehand, or use"
                 " --iptables-localhost-nodeports=false"
             )
 
     def drops_invalid(self) -> bool:
-        """Packets outside of the window are invalid, and rules may drop what is invalid."""
+        """Whether rules may drop packets in conntrack state INVALID, such as out-of-window ones."""
         return not self.read(_BE_LIBERAL)
 
     def bridge_trouble(self, families: Sequence[IpFamily]) -> str:
@@ -77,23 +77,23 @@ class Sysctls:
             dotted = name.replace("/", ".")
             how = "load the kernel module br_netfilter" if found is None else f"set {dotted}=1"
             return (
-                f"--detect-local=bridge cannot tell {family.value} packets of pods: iptables"
-                f" learns of bridge ports only if {dotted} is 1, so that all of them are"
+                f"--detect-local=bridge cannot recognise {family.value} packets of pods: iptables"
+                f" sees bridge ports only if {dotted} is 1; until then all packets are"
                 f" masqueraded: {how}"
             )
         return ""
 
-    # What kube-proxy sets besides.
+    # Sysctls that kube-proxy sets as well.
 
     def set_conntrack(
         self, settings: NodeProxySettings, processors: int | None = None
     ) -> list[str]:
-        """Set what --conntrack-* say; what could not be set, a sentence each."""
+        """Apply the --conntrack-* flags; returns a message for each value that cannot be set."""
         most = tracked(settings, processors or os.cpu_count() or 1)
         wrong = [self.ensure(f"net/netfilter/{name}", value) for name, value in _wanted(settings)]
         if most:
             wrong.append(self._ensure_max(most))
-        return [f"{each}; what it was holds" for each in wrong if each]
+        return [f"{each}; the current value stays" for each in wrong if each]
 
     def _ensure_max(self, most: int) -> str:
         wrong = self.ensure("net/netfilter/nf_conntrack_max", most)
@@ -106,7 +106,7 @@ class Sysctls:
 
 
 def tracked(settings: NodeProxySettings, processors: int) -> int:
-    """How many connections to track; 0 leaves it to the kernel."""
+    """The limit of conntrack entries; 0 keeps the kernel's."""
     if not settings.conntrack_max_per_core:
         return 0
     scaled = settings.conntrack_max_per_core * processors
@@ -128,13 +128,13 @@ def _wanted(settings: NodeProxySettings) -> Iterator[tuple[str, int]]:
 
 
 def set_oom_score(score: int) -> str:
-    """Say how soon the kernel is to end this process; what is in the way, or nothing."""
+    """Set the OOM score adjustment of this process; returns the error, or nothing."""
     return _ensure(_OOM_SCORE_ADJ, score, "oom_score_adj")
 
 
 def has_ipv6(root: Path = _PROC_SYS) -> bool:
-    """The kernel has IPv6 here, and nobody turned it off."""
-    # A thread's own: /proc/net is that of the process, which may be in another namespace.
+    """Whether the kernel has IPv6 in this namespace, and it is not disabled."""
+    # The thread's entry: /proc/net shows the process, which may be in another namespace.
     if not Path("/proc/thread-self/net/if_inet6").exists():
         return False
     return _read(root / "net/ipv6/conf/all/disable_ipv6") != 1
@@ -153,7 +153,7 @@ def _ensure(path: Path, value: int, name: str) -> str:
     try:
         path.write_text(str(value))
     except OSError as error:
-        return f"{name} cannot be set to {value}: {error.strerror or error}"
+        return f"cannot set {name} to {value}: {error.strerror or error}"
     return ""
 
 
@@ -167,22 +167,22 @@ _MAX_READ = 65536
 
 @dataclass(frozen=True, slots=True)
 class NodeIPs:
-    """The node's address of each family, a loopback one where nobody knows; the first counts."""
+    """The node's addresses, one per family, a loopback one if unknown; the first is primary."""
 
     primary: IpFamily
     of: Mapping[IpFamily, str]
 
     @property
     def known(self) -> bool:
-        """The primary address is a real one."""
+        """Whether the primary address is known."""
         return not ip_address(self.of[self.primary]).is_loopback
 
 
 def node_ips(addresses: Sequence[str], bind_address: str) -> NodeIPs:
     """Choose the node's addresses as kube-proxy does.
 
-    ``addresses`` are the Node's, the best first. --bind-address overrides the one of its family,
-    and makes that the primary one, unless it stands for every address.
+    ``addresses`` are the Node's in order of preference. --bind-address, unless it is unspecified
+    (0.0.0.0 or ::), replaces the address of its family and becomes the primary one.
     """
     found = {IpFamily.IPV4: "127.0.0.1", IpFamily.IPV6: "::1"}
     primary = IpFamily.IPV4
@@ -199,10 +199,10 @@ def node_ips(addresses: Sequence[str], bind_address: str) -> NodeIPs:
 def ranges_of(
     ranges: Sequence[str], family: IpFamily, node_ips: Collection[str]
 ) -> tuple[str, ...] | None:
-    """The ranges of one family that node ports are taken in; None for every address.
+    """The ranges of one family that accept node ports; None for every address.
 
-    ``primary`` is the node's own address, unless that is a loopback one, which says that nobody
-    knows it. A family without any range is not limited, as in kube-proxy.
+    ``primary`` is the node's own address, or a loopback address if that is unknown. A family
+    without any range is not limited, as in kube-proxy.
     """
     if PRIMARY in ranges:
         known = (ip for ip in node_ips if not ip_address(ip).is_loopback)
@@ -214,7 +214,7 @@ def ranges_of(
 
 
 def has_loopback(ranges: tuple[str, ...] | None) -> bool:
-    """Whether node ports of IPv4 are taken at 127.0.0.1, as far as the ranges say."""
+    """Whether the ranges allow IPv4 node ports at 127.0.0.1."""
     if ranges is None:
         return True
     start = ip_address("127.0.0.0")
@@ -225,7 +225,7 @@ def has_loopback(ranges: tuple[str, ...] | None) -> bool:
 
 
 def within(addresses: Collection[str], ranges: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The addresses that lie in the ranges, sorted; None, which is all, for no ranges."""
+    """The addresses in the ranges, sorted; None (no limit) for no ranges."""
     if ranges is None:
         return None
     networks = [ip_network(each) for each in ranges]
@@ -237,27 +237,27 @@ def addresses_of_host() -> dict[IpFamily, frozenset[str]]:
     """Every address that this host has now; blocks.
 
     Raises:
-        OSError: the kernel cannot be asked.
+        OSError: netlink is not available.
     """
     found = {}
     with Netlink(socket.NETLINK_ROUTE) as kernel:
         for family, number in ((IpFamily.IPV4, socket.AF_INET), (IpFamily.IPV6, socket.AF_INET6)):
             asked = _IFADDRMSG.pack(number, 0, 0, 0, 0)
             held = [attributes(each[_IFADDRMSG.size :]) for each in kernel.ask(_GET, DUMP, asked)]
-            # IFA_LOCAL is this side of a point-to-point link, IFA_ADDRESS the other.
+            # IFA_LOCAL is the local address of a point-to-point link, IFA_ADDRESS the peer's.
             own = [each.get(_LOCAL, each.get(_ADDRESS)) for each in held]
             found[family] = frozenset(socket.inet_ntop(number, each) for each in own if each)
     return found
 
 
 class AddressChanges:
-    """Hears from the kernel that addresses of this host changed."""
+    """Watches the kernel for changes of this host's addresses."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
-        """Call back at every change from now on.
+        """Start watching; ``changed`` is called after every change.
 
         Raises:
-            OSError: there is no netlink here.
+            OSError: netlink is not available.
         """
         self._loop = asyncio.get_running_loop()
         self._changed = changed
@@ -277,7 +277,7 @@ class AddressChanges:
         except BlockingIOError:
             pass
         except OSError:
-            pass  # ENOBUFS: some were lost, and all that matters is that there were some
+            pass  # ENOBUFS: messages were lost, but that something changed is all that matters
         self._changed()
 
     def close(self) -> None:

@@ -1,25 +1,25 @@
-"""Programs the kernel by iptables-restore, as kube-proxy's mode ``iptables`` does.
+"""Applies iptables mode by iptables-restore, as kube-proxy does.
 
-Writes for several tables are one input for iptables-restore. A table is written in one transaction,
-whatever its size. What that costs, measured with iptables
-1.8.9 on nf_tables, Linux 6.18, Services of ten endpoints each, seconds of processor time:
+The writes for several tables are one input for iptables-restore. A table is written in one
+transaction, whatever its size. The cost, measured with iptables 1.8.9 on nf_tables, Linux 6.18,
+Services of ten endpoints each, seconds of processor time:
 
                                         1,000 Services   3,000 Services
   everything, as kube-proxy writes it         7.1             193
   everything, the table listed first          0.85              3.6
-  the same again, over what is there          1.4               4.0
+  the same again, over existing rules         1.4               4.0
   all chains that Services share              0.08              0.27
   one Service                                 0.02              0.06
 
-perf shows where the minutes go: iptables-restore keeps the names of chains that it will ask the
-kernel for in one sorted list, and walks it from the front, comparing names, for every line and
-for every jump. It does not once it knows that it will need all chains; and a first line ``-S``,
-which lists the table, tells it just that, for 11 µs per rule in the table. The kernel's part,
-validating jumps included, is the 0.06 of the last row at most. Legacy iptables has no such list
-and takes 0.3 s for 1,000 Services.
+perf shows where the minutes go: iptables-restore keeps the names of the chains that it will query
+in one sorted list, and for every line and every jump walks the list from the front, comparing
+names. It does not once it knows that it will need all chains; a first line ``-S``, which lists the
+table, tells it that, for 11 µs per rule in the table. The kernel's part, including the validation
+of jumps, is the 0.06 of the last row at most. Legacy iptables has no such list and takes 0.3 s for
+1,000 Services.
 
-So the table is listed first where the walk is longer; what is listed is thrown away. And chains
-that all Services share are written only when one of their rules changed.
+Therefore the table is listed first where the walk would take longer; the listing is discarded. And
+chains that all Services share are written only if one of their rules changed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 logger = logging.getLogger(__name__)
 
-# By these chains one sees that somebody flushed a table: the chain is gone, or its rules are.
+# These chains show whether somebody flushed a table: the chain or its rules are gone.
 _WITNESSES = (
     ("mangle", base.CANARY, 0),
     ("filter", base.FORWARD, 2),
@@ -64,8 +64,8 @@ _WITNESSES = (
 class IptablesBackend(KernelBackend):
     """Programs one family with iptables.
 
-    A full sync reads what is there, writes everything and removes what is stale; any other one
-    writes only chains that changed since the last, and reads nothing.
+    A full sync reads the existing rules, writes everything and removes stale chains; any other sync
+    writes only changed chains, and reads nothing.
     """
 
     def __init__(
@@ -116,8 +116,8 @@ class IptablesBackend(KernelBackend):
                 if rules is None or len(rules) < least:
                     return False
         except ApplyError as error:
-            # Busy, or out of memory: no reason to write everything again.
-            logger.warning("cannot look for a flush of the rules: %s", error)
+            # A held lock or lack of memory: no reason for a full sync.
+            logger.warning("cannot check whether rules were flushed: %s", error)
         return True
 
     @override
@@ -133,9 +133,9 @@ class IptablesBackend(KernelBackend):
             try:
                 self._restore((write,), there=saved.table("nat"))
             except ApplyError as error:
-                left.append(f"rules in {write.table} stay: {error}")
+                left.append(f"cannot remove rules from table {write.table}: {error}")
         left += [
-            f"rules in {table} stay: the table has rules of nft's own, which iptables cannot list"
+            f"cannot remove rules from table {table}: iptables cannot list its nft rules"
             for table in sorted(saved.incompatible)
         ]
         return left
@@ -170,11 +170,11 @@ class IptablesBackend(KernelBackend):
             self._commands.restore(text)
 
     def _put_back(self, before: SavedRules) -> None:
-        """Undo what was written before something failed: each table is a transaction."""
+        """Undo what was written before a failure: each table is a transaction of its own."""
         try:
             now = parse_saved(self._commands.save())
         except ApplyError as error:
-            logger.warning("cannot look what the failed sync left: %s", error)
+            logger.warning("cannot read the rules left by a failed sync: %s", error)
             return
         self._try([put_back(name, before.table(name), now.table(name)) for name in OWN_CHAINS])
 
@@ -182,11 +182,11 @@ class IptablesBackend(KernelBackend):
         try:
             self._restore(writes, there=SavedTable())
         except ApplyError as error:
-            logger.warning("cannot undo all that the failed sync did: %s", error)
+            logger.warning("cannot fully undo a failed sync: %s", error)
 
     def _saved(self) -> SavedRules:
         saved = parse_saved(self._commands.save())
-        # Listing a table that iptables has no words for would be an error.
+        # Listing a table with rules that iptables cannot express would fail.
         self._may_list = "nat" not in saved.incompatible
         return saved
 
@@ -194,25 +194,26 @@ class IptablesBackend(KernelBackend):
         return not self._commands.failure("-t", jump.table, "-C", jump.source, *jump.args)
 
 
-# Where it is the same either way: 100 Services written over themselves, 0.09 s, were 1.2 million
-# names walked over or 3,200 rules listed. (50 Services: 0.040 and 0.044 s; 300: 0.55 and 0.28.)
+# The break-even point: for 100 Services written over themselves, 0.09 s, iptables-restore walked
+# over 1.2 million names or listed 3,200 rules. (50 Services: 0.040 and 0.044 s; 300: 0.55 and
+# 0.28.)
 _STEPS_PER_LISTED_RULE = 350
 _MIN_STEPS = 200_000
 
 
 def restore_input(writes: Iterable[TableWrite], *, there: SavedTable, may_list: bool) -> str:
-    """The input that does all writes, in their order; nothing if there is nothing to do.
+    """The input for all writes, in order; empty if there is nothing to do.
 
-    ``there`` is what nat has now, as far as it matters here: how many rules, and which chains.
-    ``may_list`` is for nf_tables only, and for tables that iptables-save can tell.
+    ``there`` is the present state of nat: the number of rules, and the chains. ``may_list`` is only
+    for nf_tables, and for tables that iptables-save can list.
     """
     parts = []
     for write in filter(None, writes):
         listing = may_list and write.table == "nat" and _long_walk(write, there.count)
         if listing and write.inserted:
-            # Listing a table makes iptables-restore believe in all of the kernel's own chains,
-            # and it would not make those that are missing. Our jumps make them. They lead to
-            # chains that are empty, or were there before.
+            # After listing a table, iptables-restore assumes that all built-in chains exist, and
+            # would not create missing ones. The jumps create them; their targets are empty chains
+            # or existed before.
             parts.append(_jumps_only(write, there).text())
             write = replace(write, inserted=())
         parts.append(write.text(listing=listing))

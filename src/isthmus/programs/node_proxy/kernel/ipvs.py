@@ -1,8 +1,8 @@
-"""ipvs mode: virtual servers of the kernel balance, ipsets and a few iptables rules masquerade.
+"""Applies ipvs mode: virtual servers balance, ipsets and a few iptables rules masquerade.
 
-What has to be where is said by ``isthmus.programs.node_proxy.rules.ipvs``; the kernel's four doors
-are in ipvs_programs.py and ipvs_netlink.py. Nothing spans all four: a sync that fails is taken
-back, command by command, and the next one looks at everything.
+``isthmus.programs.node_proxy.rules.ipvs`` plans; ipvs_netlink.py sends virtual servers and
+addresses, and this module runs ipset and iptables. No transaction spans all four: a sync that fails
+is undone command by command, and the next one is full.
 """
 
 from __future__ import annotations
@@ -76,38 +76,38 @@ _IN_LINE = re.compile(r"in line (\d+)")
 
 
 class IpvsSets:
-    """Writes, reads and removes the sets of one family."""
+    """Writes, reads and deletes the ipsets of one family."""
 
     def __init__(self, family: IpFamily) -> None:
         self._names = {each.of(family): each for each in IpSet}
 
     def version(self) -> tuple[int, int]:
-        """The version of the program, and so whether it is there and the kernel has ipsets.
+        """The version of ipset; also checks that the kernel supports ipsets.
 
         Raises:
-            ApplyError: it is not, or the kernel has none.
+            ApplyError: the program is missing, or the kernel has no ipsets.
         """
         done = run([_IPSET, "--version"])
         found = _VERSION.search(done.out)
         if done.code or found is None:
-            raise ApplyError(f"ipset says no version: {done.complaint}")
+            raise ApplyError(f"unknown version of ipset: {done.complaint}")
         _worked(run([_IPSET, "list", "-n"]), "the kernel has no ipsets")
         return int(found[1]), int(found[2])
 
     def complete(self) -> bool:
-        """Whether every set is there.
+        """Whether every set exists.
 
         Raises:
-            ApplyError: they cannot be listed.
+            ApplyError: the sets cannot be listed.
         """
         listed = _worked(run([_IPSET, "list", "-n"]), "ipset list")
         return self._names.keys() <= set(listed.split())
 
     def entries(self) -> dict[IpSet, frozenset[str]]:
-        """The entries of every set that there is.
+        """The entries of every existing set.
 
         Raises:
-            ApplyError: they cannot be read.
+            ApplyError: the sets cannot be read.
         """
         found: dict[IpSet, set[str]] = {}
         for line in _worked(run([_IPSET, "save"]), "ipset save").splitlines():
@@ -120,25 +120,25 @@ class IpvsSets:
         return {each: frozenset(entries) for each, entries in found.items()}
 
     def destroy(self) -> list[str]:
-        """Remove every set; what could not be removed, in words.
+        """Delete every set; returns messages about those that remain.
 
         Raises:
-            ApplyError: they cannot be listed.
+            ApplyError: the sets cannot be listed.
         """
         there = self.entries()
         wrong = []
         for name in (name for name, each in self._names.items() if each in there):
             done = run([_IPSET, "destroy", name])
             if done.code:
-                wrong.append(f"the ipset {name} stays: {done.complaint}")
+                wrong.append(f"cannot delete ipset {name}: {done.complaint}")
         return wrong
 
 
 def restore_sets(lines: list[str]) -> None:
-    """Carry out a batch of ``ipset restore``; one that fails is taken back, except created sets.
+    """Run a batch of ``ipset restore``; a failed batch is undone, except created sets.
 
     Raises:
-        ApplyError: a line was not taken; it says which.
+        ApplyError: a line was rejected; ``rule`` is that line.
     """
     if not lines:
         return
@@ -147,7 +147,7 @@ def restore_sets(lines: list[str]) -> None:
         return
     at = _IN_LINE.search(done.complaint)
     number = int(at[1]) if at else 0
-    # Of a program that crashed nobody knows how far it came: what was there before stays.
+    # How far a crashed program got is unknown: sets that existed before are kept.
     if number > 1:
         run([_IPSET, "restore", "-exist"], input="\n".join([*undone(lines[: number - 1]), ""]))
     rule = lines[number - 1] if 0 < number <= len(lines) else ""
@@ -161,16 +161,16 @@ def _worked(done: CommandResult, what: str) -> str:
 
 
 class IpvsRules:
-    """Writes and removes the rules of one family."""
+    """Writes and removes the iptables rules of one family."""
 
     def __init__(self, family: IpFamily) -> None:
         self._commands = IptablesCommands(programs=IptablesPrograms(family=family))
 
     def check(self) -> None:
-        """Look whether iptables can be used here.
+        """Check that iptables works.
 
         Raises:
-            ConfigError: it cannot.
+            ConfigError: it does not.
         """
         self._commands.check()
 
@@ -178,15 +178,15 @@ class IpvsRules:
         """Rewrite the chains, all or none.
 
         Raises:
-            ApplyError: nothing was changed; it says which rule was not taken.
+            ApplyError: a rule was rejected; nothing changed.
         """
         self._commands.restore(text)
 
     def ensure_jumps(self) -> None:
-        """Put the jumps at the front of the kernel's chains, unless they are somewhere there.
+        """Insert missing jumps at the front of the built-in chains.
 
         Raises:
-            ApplyError: one could not be put.
+            ApplyError: a jump could not be inserted.
         """
         for jump in JUMPS:
             place = ("-t", jump.table)
@@ -200,12 +200,12 @@ class IpvsRules:
         return bool(self._commands.rules("filter", FILTER))
 
     def remove(self) -> list[str]:
-        """Remove jumps and chains, if there are any; what could not be removed, in words.
+        """Remove jumps and chains; returns messages about those that remain.
 
         Raises:
-            ApplyError: nobody can tell what there is.
+            ApplyError: the rules cannot be listed.
         """
-        # The one chain that no other mode has tells whether ipvs mode was here.
+        # The chain that no other mode has shows whether ipvs mode ran here.
         there = shutil.which(self._commands.programs.command()[-1]) is not None
         if not there or self._commands.rules("filter", FILTER) is None:
             return []
@@ -215,21 +215,21 @@ class IpvsRules:
             while not self._commands.failure(*place, "-C", jump.source, *jump.args):
                 why = self._commands.failure(*place, "-D", jump.source, *jump.args)
                 if why:
-                    wrong.append(f"a jump from {jump.source} stays: {why}")
+                    wrong.append(f"cannot delete the jump from {jump.source}: {why}")
                     break
         chains = [
             (table, chain)
             for table in CHAINS
-            # That chain goes last, so that who stops half way comes back to the rest.
+            # That chain goes last, so that an interrupted cleanup can be resumed.
             for chain in (*MORE_CHAINS[table], *sorted(CHAINS[table], key=FILTER.__eq__))
             if self._commands.rules(table, chain) is not None
         ]
-        # Chains lead into each other: all are emptied before any is removed.
+        # Chains refer to each other: flush all of them before deleting any.
         for verb in ("-F", "-X"):
             for table, chain in chains:
                 why = self._commands.failure("-t", table, verb, chain)
                 if why:
-                    wrong.append(f"the chain {chain} of {table} stays: {why}")
+                    wrong.append(f"cannot delete chain {chain} in table {table}: {why}")
         return wrong
 
 
@@ -237,14 +237,14 @@ DEPRECATED = (
     "ipvs mode is deprecated in kube-proxy and may be removed in a future release;"
     " use --proxy-mode=nftables instead"
 )
-#: Made and removed to see whether the kernel has the scheduler; RFC 5737 keeps it free.
+#: A test server that shows whether the kernel has the scheduler; RFC 5737 reserves the address.
 _TRIAL = ServerKey("198.51.100.0", 20000, PortProtocol.TCP)
 _INSTEAD = "use --proxy-mode=nftables or --proxy-mode=iptables"
 _log = logging.getLogger("isthmus.nodeproxy")
 
 
 class VirtualServers(Protocol):
-    """A table of virtual servers, in a ``with`` block; blocks. The kernel's is ``IpvsTable``."""
+    """A table of virtual servers, a context manager; blocks. The kernel's is ``IpvsTable``."""
 
     def __enter__(self) -> object: ...
 
@@ -260,7 +260,7 @@ class VirtualServers(Protocol):
 
 
 class IpvsBackend(KernelBackend):
-    """Programs one family by ipvs. ``table`` and ``kernel`` are this machine's unless given."""
+    """Programs one family by ipvs. ``table`` and ``kernel`` are this machine's by default."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class IpvsBackend(KernelBackend):
         self._addresses: set[str] = set()
         self._node: set[str] = set()
 
-    # pyroute2 takes its time to import: only who uses ipvs waits for it.
+    # pyroute2 is slow to import: load it only in ipvs mode.
 
     @functools.cached_property
     def _table(self) -> VirtualServers:
@@ -300,12 +300,12 @@ class IpvsBackend(KernelBackend):
 
     @override
     def start(self) -> None:
-        """Look for IPVS, ipset, iptables and the scheduler; set the sysctls, make the interface.
+        """Check IPVS, ipset, iptables and the scheduler; set sysctls, create the interface.
 
         Raises:
-            ConfigError: something of it is missing.
+            ConfigError: a program or kernel feature is missing.
         """
-        _say_deprecated()
+        _warn_deprecated()
         self._look_for_ipvs()
         self._look_for_programs()
         for name, value in sysctls(self._options, kernel_version(platform.release())):
@@ -318,8 +318,8 @@ class IpvsBackend(KernelBackend):
         except ApplyError as exc:
             raise ConfigError(f"--proxy-mode=ipvs: {exc}") from exc
         if not dummy:
-            log(_log, logging.WARNING, "the kernel has no dummy interfaces (the module dummy is"
-                " missing): addresses of Services are put on lo instead of kube-ipvs0",
+            log(_log, logging.WARNING, "kernel has no dummy interfaces (module dummy missing):"
+                " adding Service addresses to lo instead of kube-ipvs0",
                 family=self.family.value)  # fmt: skip
 
     @override
@@ -327,8 +327,8 @@ class IpvsBackend(KernelBackend):
         """Bring sets, rules, servers and addresses to the view.
 
         Raises:
-            ApplyError: something was refused. Everything is as before, as far as the kernel lets
-                it be, and the next sync is full.
+            ApplyError: a change was rejected. The changes before it are undone as far as the kernel
+                allows, and the next sync is full.
         """
         full = full or self._sets is None or settings != self._settings
         if full:
@@ -353,9 +353,9 @@ class IpvsBackend(KernelBackend):
 
     @override
     def intact(self) -> bool:
-        """Whether sets and rules are still there, and this node has the addresses that it had.
+        """Whether sets and rules still exist, and this node has the same addresses.
 
-        Also lets go of destinations whose last connection has ended.
+        Also removes waiting destinations whose last connection has ended.
         """
         self._end_terminated()
         if self._device.node() != self._node:
@@ -370,7 +370,7 @@ class IpvsBackend(KernelBackend):
             ("rules of iptables", self._rules.remove),
         ]
         if shutil.which("ipset"):
-            # Sets tell which servers are ours, and can go only when no rule matches them any more.
+            # The sets identify the node proxy's servers, and rules must go before sets.
             servers = ("virtual servers", self._remove_servers)
             steps = [servers, *steps, ("ipsets", self._ipsets.destroy)]
         wrong: list[str] = []
@@ -378,15 +378,15 @@ class IpvsBackend(KernelBackend):
             try:
                 wrong += work() or []
             except ApplyError as exc:
-                wrong.append(f"{what} may stay: {exc}")
+                wrong.append(f"cannot remove all {what}: {exc}")
         self._sets, self._text, self._servers = None, "", {}
         return wrong
 
     def _write(self, made: IpvsPlan, settings: RuleSettings, *, full: bool) -> bool:
-        """Write what differs, or nothing at all; tells whether rules were written.
+        """Write all differences or none; returns whether rules were written.
 
-        Nothing in the kernel spans sets, rules, servers and addresses. What is new comes before
-        what goes, through all of them; and when one refuses, everything before it is taken back.
+        No transaction spans sets, rules, servers and addresses. Additions come before removals,
+        across all four; when one is rejected, everything before it is undone.
         """
         entries = made.entries()
         before = self._ipsets.entries() if full or self._sets is None else self._sets
@@ -405,19 +405,19 @@ class IpvsBackend(KernelBackend):
                 self._rules.ensure_jumps()
             self._serve(made, before, undo, full=full)
             restore_sets([line for line in lines if line.startswith("del ")])
-            undo.pop_all()  # all of it is there: nothing is taken back
+            undo.pop_all()  # complete: nothing to undo
         self._servers, self._addresses = dict(made.servers), set(made.addresses)
         self._sets, self._text = entries, text
         return written
 
     def _undo(self, undo: contextlib.ExitStack, what: str, work: Callable[[], object]) -> None:
-        """Have something taken back if what follows fails; what stays is said."""
+        """Undo something if a later step fails; what cannot be undone is logged."""
 
         def back() -> None:
             try:
                 work()
             except ApplyError as exc:
-                log(_log, logging.WARNING, "a change that failed is not all taken back",
+                log(_log, logging.WARNING, "failed sync not fully undone",
                     what=what, family=self.family.value, error=exc)  # fmt: skip
 
         undo.callback(back)
@@ -436,10 +436,10 @@ class IpvsBackend(KernelBackend):
         bring, take = in_order(commands)
         before = {each.server.key: each for each in there}
         self._do_or_undo(bring, before, undo)
-        # An address without its server refuses; one that goes before it is merely not reached.
+        # Without a server an address refuses connections; without its address a server is idle.
         held = self._device.ours() if full else self._addresses
         add, remove = made.addresses - held, held - made.addresses
-        # Of a change that is refused half way nobody knows how far it came.
+        # How far a rejected change got is unknown.
         self._undo(undo, "the addresses", lambda: self._device.change(add=remove, remove=add))
         self._device.change(add=add, remove=remove)
         self._do_or_undo(take, before, undo)
@@ -456,7 +456,7 @@ class IpvsBackend(KernelBackend):
             self._undo(undo, str(command), functools.partial(self._do, back))
 
     def _changed(self, wanted: Wanted) -> Wanted:
-        """The servers that are wanted otherwise than they were."""
+        """The wanted servers that differ from the previous ones."""
         return {
             server: destinations
             for server, destinations in wanted.items()
@@ -466,13 +466,13 @@ class IpvsBackend(KernelBackend):
     def _present(
         self, wanted: Wanted, sets: Mapping[IpSet, frozenset[str]], *, full: bool
     ) -> list[KernelServer]:
-        """What the kernel has of the servers that a sync is about."""
+        """The kernel's state of the servers that a sync concerns."""
         if full:
             keys = {server.key for server in wanted}
             there = self._table.servers(self.family)
             ours = {each.server.key for each in owned(there, sets)}
             return [each for each in there if each.server.key in keys | ours]
-        # Only what changed is asked for: how many connections its destinations have.
+        # Only changed servers are queried, for their destinations' connections.
         now = {server.key for server in wanted}
         changed = {server.key for server in self._changed(wanted)}
         return [
@@ -494,18 +494,18 @@ class IpvsBackend(KernelBackend):
                 for key in self._terminating.keys:
                     self._do(self._terminating.ended(key, self._table.destinations(key)))
         except ApplyError as exc:
-            log(_log, logging.WARNING, "destinations cannot be removed yet", error=exc)
+            log(_log, logging.WARNING, "cannot remove destinations yet", error=exc)
 
     def _look_for_ipvs(self) -> None:
         if self._given is None and shutil.which("modprobe"):
-            with contextlib.suppress(ApplyError):  # it may be there all the same
+            with contextlib.suppress(ApplyError):  # IPVS may be built into the kernel
                 run(["modprobe", "-a", "ip_vs"])
         try:
             with self._table:
                 present = self._table.servers(self.family)
         except ApplyError as exc:
             raise ConfigError(
-                f"--proxy-mode=ipvs: {exc} (the module ip_vs is missing or may not be used):"
+                f"--proxy-mode=ipvs: {exc} (module ip_vs is missing or not permitted):"
                 f" load it, or {_INSTEAD}"
             ) from exc
         scheduler = self._options.scheduler
@@ -518,8 +518,8 @@ class IpvsBackend(KernelBackend):
                 self._table.apply(RemoveServer(key=_TRIAL))
         except ApplyError as exc:
             raise ConfigError(
-                f"--ipvs-scheduler: the kernel has no scheduler {scheduler!r} (the module"
-                f" ip_vs_{scheduler} is missing): load it, or use another"
+                f"--ipvs-scheduler: the kernel has no scheduler {scheduler!r} (module"
+                f" ip_vs_{scheduler} is missing): load it, or use another scheduler"
             ) from exc
 
     def _look_for_programs(self) -> None:
@@ -529,7 +529,9 @@ class IpvsBackend(KernelBackend):
             raise ConfigError(f"--proxy-mode=ipvs: {exc}: install it, or {_INSTEAD}") from exc
         if found < MIN_IPSET:
             raise ConfigError(
-                "--proxy-mode=ipvs: ipset {}.{} is older than {}.{}".format(*found, *MIN_IPSET)
+                "--proxy-mode=ipvs: ipset {}.{} is too old: at least {}.{} is required".format(
+                    *found, *MIN_IPSET
+                )
             )
         self._rules.check()
 
@@ -541,8 +543,8 @@ class IpvsBackend(KernelBackend):
         try:
             with self._table:
                 self._table.set_timeouts(tcp_s=times[0], tcp_fin_s=times[1], udp_s=times[2])
-        except ApplyError as exc:  # as in kube-proxy: what held before holds
-            log(_log, logging.ERROR, "the timeouts of IPVS cannot be set", error=exc)
+        except ApplyError as exc:  # as in kube-proxy: the current values stay
+            log(_log, logging.ERROR, "cannot set IPVS timeouts", error=exc)
 
     def _remove_servers(self) -> None:
         sets = self._ipsets.entries()
@@ -553,9 +555,9 @@ class IpvsBackend(KernelBackend):
                 ours = owned(self._table.servers(self.family), sets)
                 self._do(difference({}, ours, excluded=self._options.exclude_cidrs))
         except NoIpvsError:
-            pass  # nor is there anything of ours
+            pass  # without IPVS there are no servers
 
 
 @functools.cache
-def _say_deprecated() -> None:
+def _warn_deprecated() -> None:
     log(_log, logging.WARNING, DEPRECATED)

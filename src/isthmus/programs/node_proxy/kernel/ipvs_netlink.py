@@ -1,14 +1,13 @@
-"""What ipvs mode has in the kernel by netlink: virtual servers, and the addresses of Services.
+"""The netlink part of ipvs mode: virtual servers, and the addresses of Services.
 
-Virtual servers go by the generic netlink family IPVS. Messages are pyroute2's, attribute by
-attribute as linux/ip_vs.h has them. pyroute2's own IPVSService is not used: it has neither the
-netmask of IPv6 nor the timeouts.
+Virtual servers use the generic netlink family IPVS with pyroute2's messages, attribute by attribute
+as in linux/ip_vs.h. pyroute2's own IPVSService lacks IPv6 netmasks and the timeouts.
 
-The node has the addresses of Services to take their packets in. They are on ``kube-ipvs0``, a dummy
-interface, as kube-proxy has them. A kernel without dummy interfaces has them on ``lo``, with host
-scope and a metric by which they are known as ours.
+The node needs the addresses of Services so that their packets are delivered to it. They are on the
+dummy interface ``kube-ipvs0``, as in kube-proxy. On a kernel without dummy interfaces they are on
+``lo``, with host scope and a metric that identifies them.
 
-Imports pyroute2, which takes its time: import this module only where it is used.
+pyroute2 is slow to import: import this module only where it is used.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol
 _DO = NLM_F_REQUEST | NLM_F_ACK
 _DUMP = NLM_F_REQUEST | NLM_F_DUMP
 _ALL_FLAGS = 0xFFFFFFFF
-_MASQUERADE = 0  # IP_VS_CONN_F_MASQ: destinations answer through us
+_MASQUERADE = 0  # IP_VS_CONN_F_MASQ: replies return through this node
 _PROTOCOLS = {
     PortProtocol.TCP: socket.IPPROTO_TCP,
     PortProtocol.UDP: socket.IPPROTO_UDP,
@@ -65,7 +64,7 @@ _FAMILIES = {IpFamily.IPV4: socket.AF_INET, IpFamily.IPV6: socket.AF_INET6}
 
 
 class IpvsMessage(codes.ipvsmsg):  # type: ignore[misc]  # pyroute2 has no types
-    """A message of the family; pyroute2's leaves the timeouts undeciphered."""
+    """A message of the family; pyroute2's own does not decode the timeouts."""
 
     nla_map = (
         ("IPVS_CMD_ATTR_UNSPEC", "none"),
@@ -82,9 +81,9 @@ Ask = Callable[[IpvsMessage, int], Iterable[Any]]
 
 
 class IpvsTable:
-    """The kernel's table of virtual servers, in a ``with`` block; blocks.
+    """The kernel's table of virtual servers, a context manager; blocks.
 
-    ``ask`` sends a message with flags and gives the answers; the kernel's own unless given.
+    ``ask`` sends a message with flags and returns the answers; the kernel's by default.
     """
 
     def __init__(self, ask: Ask | None = None) -> None:
@@ -92,11 +91,11 @@ class IpvsTable:
         self._kernel: _Kernel | None = None
 
     def __enter__(self) -> Self:
-        """Open the way to the kernel.
+        """Open the netlink socket.
 
         Raises:
-            NoIpvsError: it has none.
-            ApplyError: it does not let us.
+            NoIpvsError: the kernel has no IPVS.
+            ApplyError: access is denied.
         """
         if self._given is None:
             try:
@@ -114,7 +113,7 @@ class IpvsTable:
         """Every virtual server of a family, with its destinations.
 
         Raises:
-            ApplyError: the kernel does not let us.
+            ApplyError: access is denied.
         """
         found = []
         for answer in self._do(_message(codes.IPVS_CMD_GET_SERVICE), "list the servers", _DUMP):
@@ -125,17 +124,17 @@ class IpvsTable:
         return found
 
     def destinations(self, key: ServerKey) -> Mapping[IpvsDestination, DestinationState]:
-        """The destinations of a virtual server with the number of their connections.
+        """The destinations of a virtual server with their numbers of connections.
 
         Raises:
-            ApplyError: there is no such server.
+            ApplyError: the server does not exist.
         """
         message = _message(codes.IPVS_CMD_GET_DEST, _key_attributes(key))
         answers = self._do(message, f"list the destinations of {key}", _DUMP)
         return dict(_destination(answer) for answer in answers)
 
     def apply(self, command: IpvsCommand) -> None:
-        """Carry a command out.
+        """Execute a command.
 
         Raises:
             ApplyError: the kernel refused.
@@ -143,7 +142,7 @@ class IpvsTable:
         self._do(message_of(command), str(command), _DO)
 
     def set_timeouts(self, *, tcp_s: int, tcp_fin_s: int, udp_s: int) -> None:
-        """Set how long connections are remembered; 0 leaves what holds.
+        """Set the timeouts of connections; 0 keeps the current value.
 
         Raises:
             ApplyError: the kernel refused.
@@ -161,7 +160,7 @@ class IpvsTable:
     def _do(self, message: IpvsMessage, what: str, flags: int) -> list[Any]:
         ask = self._given or (self._kernel.ask if self._kernel is not None else None)
         if ask is None:
-            raise RuntimeError("outside of its with block")
+            raise RuntimeError("IpvsTable used outside of its with block")
         try:
             return list(ask(message, flags))
         except (NetlinkError, OSError) as error:
@@ -235,7 +234,7 @@ def _key_attributes(key: ServerKey) -> list[tuple[str, object]]:
 
 
 def _server_attributes(server: VirtualServer) -> list[tuple[str, object]]:
-    # Affinity is by whole addresses: a mask in IPv4, a number in this machine's order in IPv6.
+    # Affinity is by full address: a netmask in IPv4, a prefix length in host order in IPv6.
     whole = socket.inet_ntoa((128).to_bytes(4, sys.byteorder))
     netmask = whole if ":" in server.key.address else "255.255.255.255"
     return [
@@ -248,7 +247,7 @@ def _server_attributes(server: VirtualServer) -> list[tuple[str, object]]:
 
 
 def _server(answer: Any, family: IpFamily) -> VirtualServer | None:
-    """Read a server of a family; None for others, and for one of a firewall mark."""
+    """Decode a server of a family; None for other families and for firewall marks."""
     service = answer.get_attr("IPVS_CMD_ATTR_SERVICE")
     protocol = _BY_NUMBER.get(service.get_attr("IPVS_SVC_ATTR_PROTOCOL"))
     if service.get_attr("IPVS_SVC_ATTR_AF") != _FAMILIES[family] or protocol is None:
@@ -278,12 +277,12 @@ def _destination(answer: Any) -> tuple[IpvsDestination, DestinationState]:
 
 
 class _Kernel:
-    """The kernel's end of the family, over one socket."""
+    """A netlink socket for the IPVS family."""
 
     def __init__(self) -> None:
         self._socket = GenericNetlinkSocket()
         try:
-            # Asked for by name, pyroute2 complains to the root logger where there is none.
+            # Resolving an unknown family makes pyroute2 log an error: look it up first.
             self._socket.bind("nlctrl", ctrlmsg)
             if not any(
                 each.get_attr("CTRL_ATTR_FAMILY_NAME") == codes.GENL_NAME for each in self._all()
@@ -321,24 +320,24 @@ _SCOPE_HOST = 254
 
 
 class ServiceAddresses:
-    """Adds, removes and lists addresses of one family in the namespace of the calling thread."""
+    """The addresses of Services of one family in the network namespace of the calling thread."""
 
     def __init__(self, family: IpFamily) -> None:
         self._family = family
         self._on_lo = False
 
     def open(self) -> bool:
-        """Make the interface unless it is there; False if they have to be on ``lo`` instead.
+        """Create the interface if necessary; False if addresses go on ``lo`` instead.
 
         Raises:
-            ApplyError: the kernel does not let us.
+            ApplyError: access is denied.
         """
         with _kernel() as kernel:
             if not kernel.link_lookup(ifname=DEVICE):
                 try:
                     kernel.link("add", kind="dummy", ifname=DEVICE)
                 except NetlinkError as error:
-                    # The other family may have made it in the meantime.
+                    # The other family may have created it in the meantime.
                     if error.code not in (errno.EOPNOTSUPP, errno.EEXIST):
                         raise
                     self._on_lo = error.code == errno.EOPNOTSUPP
@@ -361,10 +360,10 @@ class ServiceAddresses:
         }
 
     def change(self, *, add: set[str], remove: set[str]) -> None:
-        """Add and remove addresses; what is there or gone already is no matter.
+        """Add and remove addresses, ignoring those that already exist or are gone.
 
         Raises:
-            ApplyError: the kernel refused one.
+            ApplyError: the kernel refused.
         """
         if not add and not remove:
             return
@@ -382,7 +381,7 @@ class ServiceAddresses:
                         raise
 
     def close(self) -> None:
-        """Remove every address of ours, and the interface if no other family is on it.
+        """Remove every Service address, and the interface if the other family does not use it.
 
         Raises:
             ApplyError: the kernel refused.
@@ -411,7 +410,7 @@ class ServiceAddresses:
             return _LO_INDEX
         found = kernel.link_lookup(ifname=DEVICE)
         if not found:
-            raise ApplyError(f"somebody removed the interface {DEVICE}")
+            raise ApplyError(f"the interface {DEVICE} has disappeared")
         return int(found[0])
 
     def _how(self) -> dict[str, object]:
@@ -424,7 +423,7 @@ class ServiceAddresses:
                 "scope": _SCOPE_HOST,
                 "label": _LO_LABEL,
             }
-        # IPv6 knows no host scope; deprecated, nothing of this host takes it for its source.
+        # IPv6 has no host scope; a deprecated address is not used as a source.
         return {
             "IFA_FLAGS": _NOPREFIXROUTE | _NODAD,
             "IFA_RT_PRIORITY": _METRIC,
@@ -445,6 +444,6 @@ def _kernel() -> Iterator[IPRoute]:
         with IPRoute() as kernel:
             yield kernel
     except NetlinkError as error:
-        raise ApplyError(f"the kernel refuses an address of a Service: {error}") from error
+        raise ApplyError(f"the kernel refused a Service address: {error}") from error
     except OSError as error:
-        raise ApplyError(f"the kernel cannot be asked by netlink: {error}") from error
+        raise ApplyError(f"netlink is not available: {error}") from error

@@ -1,11 +1,10 @@
-"""Services, EndpointSlices, Nodes and ServiceCIDRs out of files, for use without a cluster.
+"""Reads Services, EndpointSlices, Nodes and ServiceCIDRs from files, for use without a cluster.
 
-A file is YAML, of as many documents as it likes, or JSON; Lists are taken apart. What is no such
-object is left out, and said. What one file has is manifests_file.py.
+A file is JSON, or YAML with any number of documents; Lists are expanded. Objects of other kinds are
+ignored, with a note.
 
-``ManifestsWatch`` follows a directory. A file that is gone takes its objects with it. One that is
-wrong, or still being written, changes nothing: what was known of it stays, and what is wrong is
-said once.
+``ManifestsWatch`` follows a directory. Objects of a deleted file disappear. A file that is invalid
+or half-written changes nothing: the objects read from it before stay, and the error is logged once.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ from isthmus.programs.node_proxy.rules.shapes import SliceShape
 
 MAX_NODES = 2_000_000
 MAX_DEPTH = 1000
-# Nested within a line; otherwise each level takes a line that is longer than the last.
+# The limit on nesting within a line; otherwise each level needs a line longer than the last.
 _COMPACT = re.compile(rb"(?:[-?:][ \t]+){4}")
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 _MERGE = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.CSafeLoader):
-    """Leaves times alone, as JSON does, and refuses a key that is there twice."""
+    """Leaves timestamps as text, as JSON does, and rejects duplicate keys."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (the base class has it so)
         first: [(tag, pattern) for tag, pattern in each if tag != _TIMESTAMP]
@@ -63,29 +62,29 @@ class _Loader(yaml.CSafeLoader):
             for key, _ in node.value:
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"{key.value!r} is there twice", key.start_mark
+                        None, None, f"duplicate key {key.value!r}", key.start_mark
                     )
                 seen.add(key.value)
         return found
 
 
 def documents(data: bytes, name: str) -> Iterator[tuple[int, Any]]:
-    """Every document that is not empty, with the line that it begins at.
+    """Every non-empty document, with its first line.
 
     Raises:
-        ConfigError: it is no YAML, and where.
+        ConfigError: the text is not YAML; the message has the position.
     """
     try:
         if data.count(b"[") + data.count(b"{") > MAX_DEPTH or _COMPACT.search(data):
             _check_depth(data, name)
         loader = _Loader(data)
         try:
-            # Names for what is somewhere else make a short file long.
+            # Aliases make a short file expand to a large value.
             named = b"&" in data and b"*" in data
             while loader.check_node():
                 node: Any = loader.get_node()
                 if named and _size(node) > MAX_NODES:
-                    raise ConfigError(f"{name}: longer than {MAX_NODES} values, by its aliases")
+                    raise ConfigError(f"{name}: aliases expand to more than {MAX_NODES} values")
                 value = loader.construct_document(node)
                 if value is not None:
                     yield node.start_mark.line + 1, value
@@ -95,15 +94,15 @@ def documents(data: bytes, name: str) -> Iterator[tuple[int, Any]]:
         mark = error.problem_mark or error.context_mark
         place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         what = ", ".join(filter(None, (error.context, error.problem)))
-        raise ConfigError(f"{place}: not YAML: {what}") from error
+        raise ConfigError(f"{place}: invalid YAML: {what}") from error
     except (yaml.YAMLError, ValueError, OverflowError, TypeError) as error:
-        raise ConfigError(f"{name}: not YAML: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"{name}: invalid YAML: {str(error).splitlines()[0]}") from error
     except RecursionError as error:
         raise ConfigError(f"{name}: nested too deeply") from error
 
 
 def _check_depth(data: bytes, name: str) -> None:
-    """Refuse what the composer, which is recursive and in C, would die of."""
+    """Reject nesting that would overflow the stack of the composer, which is recursive and in C."""
     depth = 0
     for event in yaml.parse(data, Loader=yaml.CSafeLoader):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -116,7 +115,7 @@ def _check_depth(data: bytes, name: str) -> None:
 
 
 def _size(root: Any) -> int:
-    """How many values it is once aliases are written out."""
+    """The number of values once aliases are expanded."""
     sizes: dict[int, int] = {}
 
     def size(node: Any) -> int:
@@ -124,7 +123,7 @@ def _size(root: Any) -> int:
             return 1
         known = sizes.get(id(node))
         if known is None:
-            sizes[id(node)] = MAX_NODES + 1  # one that has itself within has no end
+            sizes[id(node)] = MAX_NODES + 1  # a value that contains itself is infinite
             pairs = node.value
             inner = [part for pair in pairs for part in pair] if node.id == "mapping" else pairs
             known = sizes[id(node)] = 1 + sum(map(size, inner))
@@ -134,7 +133,7 @@ def _size(root: Any) -> int:
 
 
 MAX_OBJECTS = 500_000
-MAX_NOTES = 100  # of one file
+MAX_NOTES = 100  # per file
 _LIST = "List"
 _KINDS = {
     "Service": ("v1",),
@@ -146,7 +145,7 @@ _KINDS = {
 
 @dataclass(slots=True, kw_only=True)
 class FileObjects:
-    """What a file has. ``places`` are the kinds and names of all objects, and where each is."""
+    """The contents of a file. ``places`` are kind, name and position of every object."""
 
     services: list[ServiceObject] = field(default_factory=list)
     slices: list[SliceObject] = field(default_factory=list)
@@ -157,7 +156,7 @@ class FileObjects:
 
 
 class _Head(msgspec.Struct, rename="camel"):
-    """The beginning of any object, and the items of a List."""
+    """The type of any object, and the items of a List."""
 
     api_version: str = ""
     kind: str = ""
@@ -166,7 +165,7 @@ class _Head(msgspec.Struct, rename="camel"):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Object:
-    """An object as it was given, and where."""
+    """An unparsed object, and its position."""
 
     api_version: str
     kind: str
@@ -175,14 +174,14 @@ class _Object:
 
 
 def parse(data: bytes, name: str, *, as_json: bool) -> FileObjects:
-    """Read a file's objects; ``name`` is what messages call it.
+    """Read the objects of a file; ``name`` is its name in messages.
 
     Raises:
-        ConfigError: it is wrong, with the name, the line and what.
+        ConfigError: the file is invalid; the message has name and line.
     """
     if not data.strip():
-        # To begin to write a file is to empty it.
-        raise ConfigError(f"{name}: is empty; remove it if it is to have no objects")
+        # A file is empty while a program begins to write it.
+        raise ConfigError(f"{name}: empty file: delete it if it is meant to have no objects")
     reader = _Reader(name)
     for number, each in enumerate(_of_json(data, name) if as_json else _of_yaml(data, name)):
         if number >= MAX_OBJECTS:
@@ -196,38 +195,38 @@ def _of_json(data: bytes, name: str) -> Iterator[_Object]:
         head = msgspec.json.decode(data, type=_Head)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ConfigError(_json_error(data, name, str(error))) from error
-    yield from _taken_apart(head.api_version, head.kind, data, head.items, name)
+    yield from _expanded(head.api_version, head.kind, data, head.items, name)
 
 
 def _json_error(data: bytes, name: str, fallback: str) -> str:
-    """Say it with a line, which msgspec does not know."""
+    """The error with its position, which msgspec does not report."""
     try:
         json.loads(data)
     except json.JSONDecodeError as error:
-        return f"{name}:{error.lineno}:{error.colno}: not JSON: {error.msg}"
+        return f"{name}:{error.lineno}:{error.colno}: invalid JSON: {error.msg}"
     except (ValueError, RecursionError):
-        return f"{name}: not JSON: {fallback}"
-    return f"{name}: not an object of Kubernetes: {fallback}"
+        return f"{name}: invalid JSON: {fallback}"
+    return f"{name}: invalid Kubernetes object: {fallback}"
 
 
 def _of_yaml(data: bytes, name: str) -> Iterator[_Object]:
     for line, document in documents(data, name):
         place = f"{name}:{line}"
         if not isinstance(document, Mapping):
-            raise ConfigError(f"{place}: not an object of Kubernetes: it must be a mapping")
+            raise ConfigError(f"{place}: invalid Kubernetes object: must be a mapping")
         words = document.get("apiVersion", ""), document.get("kind", "")
         items = document.get("items")
         if not all(isinstance(word, str) for word in words):
-            raise ConfigError(f"{place}: apiVersion and kind must be text")
+            raise ConfigError(f"{place}: apiVersion and kind must be strings")
         if items is not None and not isinstance(items, list):
             raise ConfigError(f"{place}: items must be a list")
-        yield from _taken_apart(*words, document, items, place)
+        yield from _expanded(*words, document, items, place)
 
 
-def _taken_apart(
+def _expanded(
     api_version: str, kind: str, given: Given, items: list[Any] | None, place: str
 ) -> Iterator[_Object]:
-    """Give an object, or those of a List: a typed one has items without kinds of their own."""
+    """An object, or the items of a List, whose kind follows from a typed List's."""
     if not kind.endswith(_LIST):
         yield _Object(api_version=api_version, kind=kind, given=given, place=place)
         return
@@ -237,7 +236,7 @@ def _taken_apart(
         try:
             head = _head(item)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise ConfigError(f"{here}: not an object of Kubernetes: {error}") from error
+            raise ConfigError(f"{here}: invalid Kubernetes object: {error}") from error
         yield _Object(
             api_version=head.api_version or (api_version if inherited else ""),
             kind=head.kind or inherited,
@@ -250,14 +249,14 @@ def _head(given: Any) -> _Head:
     if isinstance(given, msgspec.Raw):
         return msgspec.json.decode(given, type=_Head)
     if not isinstance(given, Mapping):
-        raise ValueError("it must be a mapping")
+        raise ValueError("must be a mapping")
     return msgspec.convert(
         {key: given[key] for key in ("apiVersion", "kind") if key in given}, _Head
     )
 
 
 class _Reader:
-    """Puts objects where they belong."""
+    """Sorts objects by kind."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -266,20 +265,20 @@ class _Reader:
 
     def found(self) -> FileObjects:
         for what, count in self._ignored.items():
-            self._note(f"{self._name}: {what} is not used" + (f", {count} times" * (count > 1)))
+            self._note(f"{self._name}: {what} ignored" + (f", {count} times" * (count > 1)))
         return self._found
 
     def take(self, one: _Object) -> None:
         """Read an object.
 
         Raises:
-            ConfigError: it is not what its kind says.
+            ConfigError: the object is not valid for its kind.
         """
         if not one.kind or not one.api_version:
             missing = "kind" if not one.kind else "apiVersion"
-            raise ConfigError(f"{one.place}: {missing} is missing")
+            raise ConfigError(f"{one.place}: no {missing}")
         if one.api_version not in _KINDS.get(one.kind, ()):
-            what = cut(f"{one.kind} of {one.api_version}")
+            what = cut(f"{one.api_version} {one.kind}")
             if len(self._ignored) < MAX_NOTES or what in self._ignored:
                 self._ignored[what] = self._ignored.get(what, 0) + 1
             return
@@ -288,12 +287,12 @@ class _Reader:
         if named is not None:
             self._found.places.append((f"{one.kind} {named}", one.place))
         elif one.kind != "EndpointSlice" or not _is_slice(one.given):
-            raise ConfigError(f"{one.place}: {notes[0] if notes else f'{one.kind} without a name'}")
+            raise ConfigError(f"{one.place}: {notes[0] if notes else f'{one.kind} has no name'}")
         for note in notes:
             self._note(f"{one.place}: {note}")
 
     def _put(self, one: _Object, notes: list[str]) -> str | None:
-        """Read it; its name, or None if there is nothing to be used."""
+        """Read an object; returns its name, or None if it is not usable."""
         found = self._found
         match one.kind:
             case "Service":
@@ -321,13 +320,13 @@ class _Reader:
                 found.service_cidrs += cidrs[1]
                 return cidrs[0]
 
-    def _note(self, sentence: str) -> None:
+    def _note(self, note: str) -> None:
         if len(self._found.notes) < MAX_NOTES:
-            self._found.notes.append(sentence)
+            self._found.notes.append(note)
 
 
 def _is_slice(given: Given) -> bool:
-    """Whether it is one at all: of names instead of addresses, or of nobody's, is no mistake."""
+    """Whether a skipped object is a valid slice: an FQDN slice, or one without a Service."""
     try:
         if isinstance(given, Mapping):
             msgspec.convert(given, SliceShape)
@@ -342,16 +341,16 @@ MAX_FILES = 10_000
 MAX_FILE_BYTES = 64 * 1024 * 1024
 SUFFIXES = (".yaml", ".yml", ".json")
 
-#: What tells one state of a file from another.
+#: Identifies one state of a file.
 Stamp = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifests:
-    """All that was found in files; no object is there twice.
+    """The objects of all files; none occurs twice.
 
-    ``node`` is the one of the name asked for or, if none was asked for, the only one. ``notes``
-    are sentences about what was left out, with their places.
+    ``node`` is the one with the given name or, without a name, the only one. ``notes`` say what was
+    ignored, with positions.
     """
 
     services: tuple[ServiceObject, ...] = ()
@@ -363,40 +362,40 @@ class Manifests:
 
 
 def read_manifests(paths: Sequence[Path], *, node_name: str = "") -> Manifests:
-    """Read files, and all manifests in directories, but not those below them; blocks.
+    """Read files, and all manifests in directories, not recursively; blocks.
 
     Raises:
-        ConfigError: one cannot be read or is wrong, with its name, line and what.
+        ConfigError: a file cannot be read or is invalid; the message has name and line.
     """
     return joined((read_file(path) for path in find_files(paths)), node_name=node_name)
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """The files among these, and the manifests in directories among these, by name.
+    """The given files, and the manifests in the given directories, sorted by name.
 
     Raises:
-        ConfigError: a directory cannot be listed, or has too many.
+        ConfigError: a directory cannot be listed, or has too many files.
     """
     found: list[Path] = []
     for path in paths:
-        # A file is opened later, and says itself what is wrong with it.
+        # Errors of a file are reported when it is opened.
         found += find_in(path) if path.is_dir() else [path]
     return list(dict.fromkeys(found))
 
 
 def find_in(directory: Path) -> list[Path]:
-    """The manifests in a directory, by name.
+    """The manifests in a directory, sorted by name.
 
-    Hidden ones are left out: mounted ConfigMaps and editors have such.
+    Hidden files are ignored: mounted ConfigMaps and editors create some.
 
     Raises:
-        ConfigError: it cannot be listed, or has too many.
+        ConfigError: the directory cannot be listed, or has too many files.
     """
     try:
         found = sorted(filter(_is_manifest, directory.iterdir()))
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else ""
-        raise ConfigError(f"{directory}: cannot be listed: {why or error}") from error
+        raise ConfigError(f"cannot list {directory}: {why or error}") from error
     if len(found) > MAX_FILES:
         raise ConfigError(f"{directory}: more than {MAX_FILES} files")
     return found
@@ -407,7 +406,7 @@ def _is_manifest(path: Path) -> bool:
 
 
 def stamp_of(path: Path) -> Stamp | None:
-    """What tells this state of a file from others; None where there is no file."""
+    """Identifies the present state of a file; None if it does not exist."""
     try:
         return _stamp(os.stat(path))
     except (OSError, ValueError):
@@ -422,18 +421,18 @@ def read_file(path: Path) -> FileObjects:
     """Read one file; blocks.
 
     Raises:
-        ConfigError: it cannot be read or is wrong, with its name, line and what.
+        ConfigError: the file cannot be read or is invalid; the message has name and line.
     """
     try:
         data = _data(path)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else ""
-        raise ConfigError(f"{path}: cannot be read: {why or error}") from error
+        raise ConfigError(f"cannot read {path}: {why or error}") from error
     return parse(data, str(path), as_json=path.suffix == ".json")
 
 
 def _data(path: Path) -> bytes:
-    # Opening a pipe would wait for whoever writes to it.
+    # Opening a pipe would block until a writer opens it.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
         now = os.fstat(descriptor)
@@ -443,15 +442,15 @@ def _data(path: Path) -> bytes:
         if len(data) > MAX_FILE_BYTES:
             raise OSError(errno.EFBIG, f"longer than {MAX_FILE_BYTES} bytes")
         if _stamp(os.fstat(descriptor)) != _stamp(now):
-            raise OSError(errno.EAGAIN, "it is being written")
+            raise OSError(errno.EAGAIN, "the file is being written")
         return data
 
 
 def joined(files: Iterable[FileObjects], *, node_name: str = "") -> Manifests:
-    """All objects of several files.
+    """The objects of several files.
 
     Raises:
-        ConfigError: one object is there twice, and where.
+        ConfigError: an object occurs twice; the message has both positions.
     """
     places: dict[object, str] = {}
     services: list[ServiceObject] = []
@@ -463,7 +462,7 @@ def joined(files: Iterable[FileObjects], *, node_name: str = "") -> Manifests:
         for what, place in file.places:
             first = places.setdefault(what, place)
             if first != place:
-                raise ConfigError(f"{place}: {what} is in {first} already")
+                raise ConfigError(f"{place}: {what} is already defined at {first}")
         services += file.services
         slices += file.slices
         nodes += file.nodes
@@ -489,7 +488,7 @@ _log = logging.getLogger("isthmus.nodeproxy")
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """The state of a file that was read last, and what is known of it."""
+    """The state of a file when it was last read, and its objects."""
 
     stamp: Stamp | None
     objects: FileObjects
@@ -502,7 +501,7 @@ class ManifestsWatch:
         self._directory = directory
         self._known: dict[Path, _Known] = {}
         self._seen: dict[Path, Stamp | None] = {}
-        self._said = ""
+        self._last_error = ""
 
     def __repr__(self) -> str:
         return f"<ManifestsWatch {self._directory}, {len(self._known)} files>"
@@ -511,7 +510,7 @@ class ManifestsWatch:
         """Read everything for the first time.
 
         Raises:
-            ConfigError: the directory or a file cannot be read, or is wrong.
+            ConfigError: the directory or a file cannot be read, or is invalid.
         """
         for path in find_in(self._directory):
             stamp = stamp_of(path)
@@ -523,7 +522,7 @@ class ManifestsWatch:
         return found
 
     async def run(self, tell: Callable[[Manifests], None], look_s: float = LOOK_S) -> None:
-        """Tell of every change, until cancelled."""
+        """Call ``tell`` after every change, until cancelled."""
         while True:
             await asyncio.sleep(look_s)
             found = await asyncio.to_thread(self.look)
@@ -531,14 +530,14 @@ class ManifestsWatch:
                 tell(found)
 
     def look(self) -> Manifests | None:
-        """All there is, if anything changed since the last look that was understood."""
+        """All objects, if there was a valid change since the last call."""
         try:
             paths = find_in(self._directory)
         except ConfigError as error:
-            self._say(str(error))
+            self._log_error(str(error))
             return None
         now = {path: stamp_of(path) for path in paths}
-        # What looks the same twice is written to the end: half a file can be a whole document.
+        # A file is read once two looks see it alike: half a file can be a valid document.
         settled = [path for path in paths if now[path] == self._seen.get(path)]
         gone = [path for path in self._known if path not in now and path not in self._seen]
         self._seen = now
@@ -550,9 +549,9 @@ class ManifestsWatch:
         try:
             found = self._joined()
         except ConfigError as error:
-            self._say(str(error))
+            self._log_error(str(error))
             return None
-        self._said = ""
+        self._last_error = ""
         log(_log, logging.INFO, "manifests changed", files=len(self._known),
             services=len(found.services), endpoint_slices=len(found.slices))  # fmt: skip
         return found
@@ -562,13 +561,13 @@ class ManifestsWatch:
         return known is None or known.stamp != stamp
 
     def _read(self, path: Path) -> bool:
-        """Read a file; False if it says nothing new."""
+        """Read a file; False if it is invalid."""
         known = self._known.get(path)
         try:
             objects = read_file(path)
         except ConfigError as error:
-            self._say(str(error))
-            # Not to be read again before it is another.
+            self._log_error(str(error))
+            # Read the file again only when it has changed.
             self._known[path] = _Known(self._seen[path], known.objects if known else FileObjects())
             return False
         self._known[path] = _Known(self._seen[path], objects)
@@ -579,7 +578,8 @@ class ManifestsWatch:
     def _joined(self) -> Manifests:
         return joined(self._known[path].objects for path in sorted(self._known))
 
-    def _say(self, sentence: str) -> None:
-        if sentence != self._said:
-            self._said = sentence
-            log(_log, logging.ERROR, f"{sentence}; what was known before stays in use")
+    def _log_error(self, error: str) -> None:
+        if error != self._last_error:
+            self._last_error = error
+            log(_log, logging.ERROR, "cannot use the manifests; earlier objects stay in use",
+                error=error)  # fmt: skip

@@ -1,7 +1,7 @@
-"""A netlink socket for asking the kernel, and the attributes that its messages are made of.
+"""A netlink socket for requests to the kernel, and encoding of message attributes.
 
-For long tables, which pyroute2 reads six to ten times as slowly (conntrack.py has the numbers).
-Which messages there are is for the callers. Blocks.
+Used for long tables, which pyroute2 reads six to ten times as slowly (figures in conntrack.py).
+Callers build the messages. Blocks.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _TIMEOUT_S = 10.0
 
 
 class Netlink:
-    """One socket, of the namespace of the thread that makes it."""
+    """One socket, in the network namespace of the thread that opens it."""
 
     def __init__(self, protocol: int) -> None:
-        """Open it.
+        """Open the socket.
 
         Raises:
-            OSError: the kernel has no such protocol.
+            OSError: the kernel does not support the protocol.
         """
         self._sequence = 0
         self._sock = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, protocol)
@@ -49,11 +49,11 @@ class Netlink:
         self._sock.close()
 
     def ask(self, kind: int, flags: int, body: bytes) -> Iterator[memoryview]:
-        """Send a message and give the bodies of all answers, up to the last.
+        """Send a request and yield the bodies of all answers.
 
         Raises:
-            OSError: the kernel says no, by its number; InterruptedError if what was read changed
-                meanwhile, so that it may not fit together.
+            OSError: the kernel refused, with its error number; InterruptedError if the table
+                changed while it was read, so that the result may be inconsistent.
         """
         self._sequence += 1
         size = _HEADER.size + len(body)
@@ -66,7 +66,7 @@ class Netlink:
                 message, read = read[_HEADER.size : size], read[(size + 3) & ~3 :]
                 if sequence != self._sequence or kind == _NOOP:
                     continue
-                # The kernel marks the first message after a change, not the last of the answer.
+                # The kernel flags the first message after a change, not the last of the answer.
                 marks |= flags
                 if kind not in (_DONE, _ERROR):
                     yield message
@@ -85,7 +85,7 @@ def attribute(kind: int, value: bytes) -> bytes:
 
 
 def attributes(data: memoryview) -> dict[int, memoryview]:
-    """Read attributes by their kind; the last of a kind counts."""
+    """Decode attributes by kind; the last of a kind wins."""
     found = {}
     while len(data) >= _ATTRIBUTE.size:
         size, kind = _ATTRIBUTE.unpack_from(data)
@@ -102,10 +102,10 @@ _FAMILY = b"\0\0\0\0"  # nfgenmsg: any family, version 0
 
 
 def ensure_counters(names: Sequence[str]) -> None:
-    """Make the counters that are not there.
+    """Create missing counters.
 
     Raises:
-        ApplyError: the kernel has no such counters, or does not let us.
+        ApplyError: the kernel has no nfacct counters, or access is denied.
     """
     try:
         with Netlink(NETFILTER) as kernel:
@@ -117,13 +117,13 @@ def ensure_counters(names: Sequence[str]) -> None:
                     continue
                 except OSError as error:
                     why = error.strerror or str(error)
-                    raise ApplyError(f"cannot make the counter {name}: {why}") from error
+                    raise ApplyError(f"cannot create nfacct counter {name}: {why}") from error
     except OSError as error:
-        raise ApplyError(f"cannot ask the kernel for counters: {error.strerror}") from error
+        raise ApplyError(f"cannot create nfacct counters: {error.strerror}") from error
 
 
 def counters_work(names: Sequence[str]) -> bool:
-    """Whether the kernel has counters for us; the named ones are there then."""
+    """Whether the kernel has nfacct counters; if so, the named ones exist afterwards."""
     try:
         ensure_counters(names)
     except ApplyError:
@@ -132,10 +132,10 @@ def counters_work(names: Sequence[str]) -> bool:
 
 
 def read_counters(names: Sequence[str]) -> dict[str, int]:
-    """The packets that were counted, by counter; without those that are not there.
+    """Packet counts by counter, without missing counters.
 
     Raises:
-        ApplyError: the kernel has no such counters, or does not let us.
+        ApplyError: the kernel has no nfacct counters, or access is denied.
     """
     found: dict[str, int] = {}
     try:
@@ -147,5 +147,5 @@ def read_counters(names: Sequence[str]) -> dict[str, int]:
                 if name in names and len(packets) == 8:
                     found[name] = int.from_bytes(packets, "big")
     except OSError as error:
-        raise ApplyError(f"cannot read counters: {error.strerror or error}") from error
+        raise ApplyError(f"cannot read nfacct counters: {error.strerror or error}") from error
     return found

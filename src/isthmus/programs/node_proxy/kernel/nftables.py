@@ -1,11 +1,10 @@
-"""Programs the kernel by nftables: one table per family, with kube-proxy's names and shapes.
+"""Applies nftables mode: one table per family, with kube-proxy's names and structure.
 
-What to write is decided in ``isthmus.programs.node_proxy.rules.nftables``; how it gets into the
-kernel is in nftables_kernel.py. A change is one small transaction, and nobody's rules are read for
-it; nft runs only for what a detector of another package says in words that we do not know. A full
-sync writes everything at once. It reads names first, so that what is there already, also by a
-kube-proxy that ran before us, stays hooked into the kernel, and clients stay with the endpoints
-that they are bound to. Only a table that is not fit for that is replaced.
+``isthmus.programs.node_proxy.rules.nftables`` renders; nftables_kernel.py talks to the kernel. A
+change is one small transaction that reads no rules; nft is run only for matches of other packages'
+detectors that the node proxy cannot compile. A full sync writes everything at once. It first reads
+the names in an existing table, also kube-proxy's, so that base chains stay hooked and clients keep
+their endpoints. A table that is unfit for that is replaced.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ NFT: Final = "nft"
 _MAX_SAID_BYTES = 64 * 1024
 _MAX_PRINTED_BYTES = 4096
 _MAX_RULE_CHARS = 300
-# "/dev/stdin:12:3-40: Error: …"; the program names what it reads, the text itself has no names.
+# "/dev/stdin:12:3-40: Error: …"; the first field is the input that nft reads.
 _PLACE = re.compile(r"^\S*:(\d+):(\d+)-(\d+): Error: (.*)$", re.MULTILINE)
 _VERSION = re.compile(r"\d+\.\d+(?:\.\d+){0,2}")
 _FAULT = re.compile(r"^(?:Error|netlink): (.*)$", re.MULTILINE)
@@ -67,74 +66,74 @@ class CrashError(ApplyError):
 
 
 class NftProgram:
-    """Runs ``nft``, each time for at most ``limit_s``."""
+    """Runs ``nft`` with a time limit of ``limit_s``."""
 
     def __init__(self, *, limit_s: float = 300.0) -> None:
         self._limit_s = limit_s
 
     def apply(self, text: str) -> None:
-        """Hand over one transaction.
+        """Apply one transaction.
 
         Raises:
-            ApplyError: it was refused, and nothing changed; or there is no program.
+            ApplyError: nft is missing, or rejected the transaction; nothing changed.
         """
-        code, _, said = self._run(["-f", "-"], text.encode())
+        code, _, errors = self._run(["-f", "-"], text.encode())
         if was_killed(code):
             raise CrashError(crash(code))
         if code:
-            raise refusal(said, text)
+            raise refusal(errors, text)
 
     def lists_sets(self) -> None:
-        """Have it read the sets of every table, as it does before it writes.
+        """Let nft read the sets of every table, as it does before it writes.
 
         Raises:
-            ApplyError: it cannot.
+            ApplyError: it failed.
         """
-        code, _, said = self._run(["--terse", "list", "sets"], b"")
+        code, _, errors = self._run(["--terse", "list", "sets"], b"")
         if was_killed(code):
             raise CrashError(crash(code))
         if code:
-            raise ApplyError(f"nft cannot list sets: {_first_fault(said)}")
+            raise ApplyError(f"nft cannot list sets: {_first_fault(errors)}")
 
     def version(self) -> str:
-        """What it says of its version.
+        """What nft prints as its version.
 
         Raises:
-            ApplyError: there is no such program, or it does not run.
+            ApplyError: nft is missing or does not run.
         """
-        code, printed, said = self._run(["--version"], b"")
+        code, printed, errors = self._run(["--version"], b"")
         if code:
-            why = ending_of(code) if was_killed(code) else _first_fault(said)
-            raise ApplyError(f"nft does not run: {why}")
+            why = ending_of(code) if was_killed(code) else _first_fault(errors)
+            raise ApplyError(f"cannot run nft: {why}")
         return printed.decode(errors="replace")
 
     def _run(self, words: Sequence[str], text: bytes) -> tuple[int, bytes, str]:
-        # What it prints goes to files: however much that is, only the beginning is read.
-        with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
+        # The output goes to files: however long it is, only the beginning is read.
+        with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as errors:
             try:
                 done = subprocess.run(
-                    [NFT, *words], input=text, stdout=printed, stderr=said,
+                    [NFT, *words], input=text, stdout=printed, stderr=errors,
                     timeout=self._limit_s, check=False, env={**os.environ, "LC_ALL": "C"},
                 )  # fmt: skip
             except FileNotFoundError as exc:
-                raise ApplyError("there is no program nft on this machine") from exc
+                raise ApplyError("nft is not installed") from exc
             except subprocess.TimeoutExpired as exc:
-                raise ApplyError(f"nft did not finish within {self._limit_s:g} s") from exc
+                raise ApplyError(f"nft timed out after {self._limit_s:g} s") from exc
             except OSError as exc:
-                raise ApplyError(f"nft cannot be run: {exc.strerror}") from exc
+                raise ApplyError(f"cannot run nft: {exc.strerror}") from exc
             printed.seek(0)
-            said.seek(0)
+            errors.seek(0)
             return (
                 done.returncode,
                 printed.read(_MAX_PRINTED_BYTES),
-                said.read(_MAX_SAID_BYTES).decode(errors="replace"),
+                errors.read(_MAX_SAID_BYTES).decode(errors="replace"),
             )
 
 
 def crash(code: int) -> str:
-    """What to say of an nft that a signal ended, and what to do."""
+    """The error for an nft that a signal ended, and the remedy."""
     return (
-        f"nft was {ending_of(code)}; nft before 1.1.2 crashes where a later"
+        f"nft was {ending_of(code)}; nft before 1.1.2 crashes if a newer"
         " nft made a set in any table: update nft"
     )
 
@@ -146,47 +145,47 @@ def version_of(text: str) -> tuple[int, ...]:
 
 
 def crashes_on_later_sets(version: str) -> bool:
-    """Whether this nft dies of sets that nft 1.1.2 and later make; distributions may have fixed it.
+    """Whether this nft crashes on sets made by nft 1.1.2 or later; distributions may have fixes.
 
-    The fix came with 1.1.2, and for those who stay with 1.0.6 with 1.0.6.1.
+    The fix is in 1.1.2 and, for the 1.0.6 branch, in 1.0.6.1.
     """
     found = version_of(version)
     return () < found < (1, 1, 2) and found[:4] != (1, 0, 6, 1)
 
 
-def refusal(said: str, text: str) -> ApplyError:
-    """Read what nft said of a text, and find the line that it was about."""
-    placed = _PLACE.search(said)
+def refusal(errors: str, text: str) -> ApplyError:
+    """Parse nft's error output for a text, and find the rejected line."""
+    placed = _PLACE.search(errors)
     if placed is None:
-        return ApplyError(f"nft refused the rules: {_first_fault(said)}")
+        return ApplyError(f"nft rejected the rules: {_first_fault(errors)}")
     line, first, last = (int(placed[each]) for each in (1, 2, 3))
     lines = text.split("\n", line)
     rule = lines[line - 1].strip() if len(lines) >= line else ""
     if len(rule) > _MAX_RULE_CHARS:
         around = max(0, first - _MAX_RULE_CHARS // 4)
         rule = f"…{rule[around : min(last, first + _MAX_RULE_CHARS // 2) + _MAX_RULE_CHARS // 4]}…"
-    return ApplyError(f"nft refused the rules, {placed[4]}", rule=rule)
+    return ApplyError(f"nft rejected the rules: {placed[4]}", rule=rule)
 
 
-def _first_fault(said: str) -> str:
-    found = _FAULT.search(said)
+def _first_fault(errors: str) -> str:
+    found = _FAULT.search(errors)
     if found:
         return found[1]
-    return next((line.strip() for line in said.splitlines() if line.strip()), "it did not say why")
+    return next((line.strip() for line in errors.splitlines() if line.strip()), "no reason given")
 
 
-# Older programs read rules of everybody's tables, and older kernels come with them (kube-proxy's
-# own limits, and its way around them).
+# Older nft versions read the rules of all tables, and older kernels come with them (kube-proxy's
+# minimum, and its variable to skip the check).
 _OLDEST_NFT, _OLDEST_KERNEL = (1, 0, 1), (5, 13)
 _SKIP_KERNEL_CHECK = "KUBE_PROXY_NFTABLES_SKIP_KERNEL_VERSION_CHECK"
-# Kernels before 6.2 take that long to see that no element names a chain any more.
+# Kernels before 6.2 take that long to notice that no element refers to a chain any more.
 _STALE_S = 1.0
 
 
 class NftablesBackend(KernelBackend):
     """The rules of one family in nftables.
 
-    ``program`` is for what we cannot write ourselves; ``always_nft`` has it do everything.
+    ``program`` is used for rules that the compiler does not support; ``always_nft`` for all.
     """
 
     def __init__(
@@ -206,9 +205,9 @@ class NftablesBackend(KernelBackend):
         self._transactions: NftTransactions | None = None
         self._clock = clock
         self._renderer: NftablesRenderer | None = None
-        #: The kernel has what the renderer has.
+        #: Whether the kernel has the renderer's ruleset.
         self._current = False
-        #: Emptied chains, and when they were.
+        #: Flushed chains to be deleted, with the time of flushing.
         self._stale: dict[str, float] = {}
 
     @override
@@ -217,11 +216,13 @@ class NftablesBackend(KernelBackend):
             has_table(self._word, TABLE)
         except OSError as exc:
             raise ConfigError(
-                f"proxy mode nftables: the kernel's nf_tables cannot be used: {exc.strerror}"
+                f"--proxy-mode=nftables: cannot use the kernel's nf_tables: {exc.strerror}"
             ) from exc
         kernel = os.uname().release
         if version_of(kernel) < _OLDEST_KERNEL and not os.environ.get(_SKIP_KERNEL_CHECK):
-            raise ConfigError(f"proxy mode nftables needs Linux 5.13 or later, not {kernel}")
+            raise ConfigError(
+                f"--proxy-mode=nftables: Linux 5.13 or later is required, not {kernel}"
+            )
 
     @override
     def sync(self, update: Update, settings: RuleSettings, *, full: bool) -> SyncReport:
@@ -259,17 +260,17 @@ class NftablesBackend(KernelBackend):
     def cleanup(self) -> list[str]:
         self._renderer, self._current = None, False
         self._stale.clear()
-        said = []
+        errors = []
         for family, table in ((self._word, TABLE), ("bridge", self._bridge)):
             try:
                 if has_table(family, table):
                     self._apply(f"delete table {family} {table}\n")
             except (ApplyError, OSError) as exc:
-                said.append(f"table {family} {table} of nftables is still there: {exc}")
+                errors.append(f"cannot delete nftables table {family} {table}: {exc}")
         if self._transactions is not None:
             self._transactions.close()
             self._transactions = None
-        return said
+        return errors
 
     def _write_whole(self, renderer: NftablesRenderer) -> None:
         ruleset = renderer.ruleset()
@@ -281,7 +282,7 @@ class NftablesBackend(KernelBackend):
             except CrashError:
                 raise
             except ApplyError:
-                pass  # somebody made it what it cannot be made from: everything anew
+                pass  # the table has the wrong types or hooks: replace it
             else:
                 self._stale = dict.fromkeys(found.stale(ruleset), self._clock())
                 return
@@ -300,7 +301,7 @@ class NftablesBackend(KernelBackend):
         except ApplyError:
             if not due:
                 raise
-            # Perhaps one of those is in use again by somebody's hand; they can wait.
+            # A foreign rule may refer to one of these chains; delete them later.
             self._apply(difference(self.family, changes))
             due = []
         for name in due:
@@ -319,19 +320,19 @@ class NftablesBackend(KernelBackend):
             self._apply_by_nft(text)
             return
         except RuleValueError as exc:
-            raise ApplyError(f"these rules are not valid, {exc}", rule=exc.rule) from exc
+            raise ApplyError(f"invalid rules: {exc}", rule=exc.rule) from exc
         if self._transactions is None:
             try:
                 self._transactions = NftTransactions()
             except OSError as exc:
-                raise ApplyError(f"the kernel's netfilter cannot be used: {exc.strerror}") from exc
+                raise ApplyError(f"cannot use the kernel's netfilter: {exc.strerror}") from exc
         self._transactions.apply(batch, text)
 
     def _apply_by_nft(self, text: str) -> None:
         if not self._program_fits:
-            said = self._program.version()
-            if version_of(said) < _OLDEST_NFT:
-                raise ApplyError(f"these rules need nft 1.0.1 or later, not {said.strip()}")
+            version = self._program.version()
+            if version_of(version) < _OLDEST_NFT:
+                raise ApplyError(f"these rules require nft 1.0.1 or later, not {version.strip()}")
             self._program_fits = True
         self._program.apply(text)
 
@@ -339,10 +340,10 @@ class NftablesBackend(KernelBackend):
         try:
             return has_table(family, table)
         except OSError as exc:
-            raise ApplyError(f"nf_tables cannot be asked: {exc.strerror}") from exc
+            raise ApplyError(f"cannot query nf_tables: {exc.strerror}") from exc
 
     def _found(self) -> ExistingTable | None:
-        """What our table has; None if there is none, or one that cannot be read."""
+        """The contents of the node proxy's table; None if it is missing or unreadable."""
         if not self._there(self._word, TABLE):
             return None
         try:

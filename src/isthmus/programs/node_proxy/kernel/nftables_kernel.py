@@ -1,12 +1,12 @@
-"""Talks to the kernel's nf_tables without nft: hands transactions over, and reads our own table.
+"""Talks to the kernel's nf_tables without nft: sends transactions, and reads the proxy's own table.
 
-nft, and the library behind it, read the sets of every table of the host before they write a rule
-to one. A set that a newer nft made ends them with a segmentation fault (nft before 1.1.2,
-kubernetes/kubernetes#136786). Here nobody's table is read for a change; for a full sync our own is,
-and of other tables' chains only whose they are. Blocks.
+nft and libnftables read the sets of every table of the host before they write a rule to one, and
+crash on a set that a newer nft made (nft before 1.1.2, kubernetes/kubernetes#136786). This module
+reads nothing for a change; for a full sync it reads its own table, and of other tables only which
+chain belongs to which. Blocks.
 
-Processor time with n Services of ten endpoints each, Linux 6.18, for one endpoint that changed and
-for everything; nft is the program, its start included:
+Processor time with n Services of ten endpoints each, Linux 6.18, for one changed endpoint and for
+everything; nft is the program, including its start:
 
 ========  ==================  ==================
 Services  one: this, nft      all: this, nft
@@ -16,7 +16,7 @@ Services  one: this, nft      all: this, nft
 10,000    15 ms, 200 ms       13 s, 13 s
 ========  ==================  ==================
 
-Of all of 10,000, 1.4 s are ours; the kernel walks all sets of the table for each new one.
+Of the 13 s for all of 10,000, this module takes 1.4; the kernel walks all sets for each new one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CAPPED, _WITH_ATTRIBUTES = 0x100, 0x200
 _HEADER = struct.Struct("=IHHII")
 _SAID_TEXT, _SAID_OFFSET = 1, 2
 _READ_BYTES = 64 * 1024
-# What sending needs beside the bytes themselves.
+# Room for a message's overhead in the socket buffer.
 _SLACK_BYTES = 64 * 1024
 _MAX_RULE_CHARS = 300
 # linux/netfilter/nf_tables.h
@@ -64,13 +64,13 @@ _HOOK_NAMES = {number: name for name, number in HOOKS.items()}
 
 
 class NftTransactions:
-    """One kept socket, of the namespace of the thread that makes it.
+    """One socket, kept open, in the network namespace of the thread that opens it.
 
-    Kept, because closing one waits until the kernel has destroyed what transactions removed.
+    Closing a socket waits until the kernel has destroyed what transactions removed.
     """
 
     def __init__(self) -> None:
-        """Open it.
+        """Open the socket.
 
         Raises:
             OSError: the kernel has no netfilter.
@@ -85,35 +85,35 @@ class NftTransactions:
             raise
         self._sock = sock
         self._room = 0
-        # Backends live as long as their program; nobody else would close it.
+        # A backend lives as long as its program, so the process's end closes the socket.
         weakref.finalize(self, sock.close)
 
     def close(self) -> None:
         self._sock.close()
 
     def apply(self, batch: NftBatch, text: str) -> None:
-        """Hand over one transaction; ``text`` is what it was compiled from.
+        """Send one transaction; ``text`` is its source.
 
         Raises:
-            ApplyError: it was refused, and nothing changed.
+            ApplyError: it was rejected, and nothing changed.
         """
         data = batch.finished()
         self._make_room(len(data))
         try:
-            # The kernel does it all, answers included, before this call returns.
+            # The kernel executes the transaction and queues its answers before this call returns.
             self._sock.send(data)
             answers = list(self._answers())
         except OSError as exc:
-            raise ApplyError(f"the kernel cannot be given rules: {_told(exc)}") from exc
-        # Where more is refused than the socket has room for, ENOBUFS overtakes the first refusals.
+            raise ApplyError(f"cannot send rules to the kernel: {_reason(exc)}") from exc
+        # With more errors than the socket has room for, ENOBUFS is reported before the first ones.
         refusals = [each for each in answers if each[0] not in (0, errno.ENOBUFS)] or answers
-        for code, sequence, said, offset in refusals:
+        for code, sequence, note, offset in refusals:
             if code:
-                why = said or os.strerror(code)
+                why = note or os.strerror(code)
                 line = _line(text, batch.line_at(sequence, offset))
-                raise ApplyError(f"the kernel refused the rules, {why}", rule=line)
+                raise ApplyError(f"the kernel rejected the rules: {why}", rule=line)
         if not answers:
-            raise ApplyError("the kernel did not answer to the rules")
+            raise ApplyError("the kernel sent no answer to the rules")
 
     def _make_room(self, size: int) -> None:
         size += _SLACK_BYTES
@@ -126,7 +126,7 @@ class NftTransactions:
         self._room = size
 
     def _answers(self) -> Iterator[tuple[int, int, str, int]]:
-        """Error number (0 for none), sequence number, and the kernel's message with its place."""
+        """Error number (0 for none), sequence number, the kernel's message, and its offset."""
         while True:
             try:
                 read = memoryview(self._sock.recv(_READ_BYTES, socket.MSG_DONTWAIT))
@@ -146,13 +146,13 @@ class NftTransactions:
 
 
 def _extended(message: memoryview, flags: int) -> tuple[str, int]:
-    """What the kernel says of an error beside its number: a text, and where in the message."""
+    """The extended error: a text, and an offset in the request."""
     if not flags & _WITH_ATTRIBUTES:
         return "", 0
     asked = _HEADER.size if flags & _CAPPED else _HEADER.unpack_from(message, 4)[0]
     found = attributes(message[4 + ((asked + 3) & ~3) :])
-    said, offset = found.get(_SAID_TEXT), found.get(_SAID_OFFSET)
-    text = bytes(said).rstrip(b"\0").decode(errors="replace") if said is not None else ""
+    note, offset = found.get(_SAID_TEXT), found.get(_SAID_OFFSET)
+    text = bytes(note).rstrip(b"\0").decode(errors="replace") if note is not None else ""
     return text, struct.unpack("=I", offset)[0] if offset is not None else 0
 
 
@@ -164,33 +164,33 @@ def _line(text: str, at: int) -> str:
     return line if len(line) <= _MAX_RULE_CHARS else f"{line[:_MAX_RULE_CHARS]}…"
 
 
-def _told(exc: OSError) -> str:
+def _reason(exc: OSError) -> str:
     if exc.errno == errno.EMSGSIZE:
         return f"{exc.strerror}; raise the sysctl net.core.wmem_max, or run as root"
     return exc.strerror or str(exc)
 
 
-# What there is. A single look takes 0.05 ms however many rules there are; ``nft list chain`` reads
-# the whole ruleset for it: 90 ms with 1,000 Services, 700 with 3,000.
+# Queries. One takes 0.05 ms however many rules there are; ``nft list chain`` reads the whole
+# ruleset: 90 ms with 1,000 Services, 700 with 3,000.
 
-# What a kernel says that has no such table, chain, or family.
+# The errors for a missing table, chain, or family.
 _NOT_THERE = {errno.ENOENT, errno.EAFNOSUPPORT, errno.EOPNOTSUPP}
 
 
 def has_table(family: str, table: str) -> bool:
-    """Whether there is such a table in "ip", "ip6" or "bridge".
+    """Whether a table exists in "ip", "ip6" or "bridge".
 
     Raises:
-        OSError: the kernel does not answer such questions, or not to us.
+        OSError: nf_tables is not available, or access is denied.
     """
     return _is_there(_GET_TABLE, 0, family, _named(_TABLE_NAME, table))
 
 
 def has_rules(family: str, table: str, chain: str) -> bool:
-    """Whether a chain is there and has any rule.
+    """Whether a chain exists and has a rule.
 
     Raises:
-        OSError: the kernel does not answer such questions, or not to us.
+        OSError: nf_tables is not available, or access is denied.
     """
     which = _named(_RULE_TABLE, table) + _named(_RULE_CHAIN, chain)
     return _is_there(_GET_RULE, DUMP, family, which)
@@ -199,19 +199,19 @@ def has_rules(family: str, table: str, chain: str) -> bool:
 def _is_there(kind: int, flags: int, family: str, which: bytes) -> bool:
     with Netlink(NETFILTER) as kernel:
         try:
-            # The first answer tells; nobody reads the others.
+            # One answer is enough; the others are discarded.
             return next(kernel.ask(kind, flags, _asked(family) + which), None) is not None
         except OSError as error:
             if error.errno in _NOT_THERE:
                 return False
-            raise OSError(error.errno, "nf_tables does not answer") from error
+            raise OSError(error.errno, "nf_tables did not answer") from error
 
 
 def found_in(family: str, table: str) -> ExistingTable:
-    """Read the names that a table has, and the timeouts of its sets of clients.
+    """Read the names in a table, and the timeouts of its sets of clients.
 
     Raises:
-        OSError: the kernel does not answer such questions, or the table changes all the time.
+        OSError: nf_tables is not available, or the table keeps changing.
     """
     last: OSError | None = None
     for _ in range(_LOOKS):
@@ -254,7 +254,7 @@ def _found(family: str, table: str) -> ExistingTable:
 def _dumped(
     kernel: Netlink, kind: int, family: str, table_kind: int, table: str
 ) -> Iterator[dict[int, memoryview]]:
-    """Everything of a kind that the table has; kernels may give that of other tables too."""
+    """All objects of a kind in the table; kernels may include those of other tables."""
     for message in kernel.ask(kind, DUMP, _asked(family) + _named(table_kind, table)):
         found = attributes(message[4:])
         if _text(found[table_kind]) == table:
@@ -266,13 +266,13 @@ def _head(chain: dict[int, memoryview]) -> str:
     (priority,) = struct.unpack(">i", hook[_HOOK_PRIORITY])
     number = _number(hook[_HOOK_NUMBER])
     head = hooked(_text(chain[_CHAIN_TYPE]), _HOOK_NAMES.get(number, str(number)), priority)
-    # Ours let pass what no rule is about. One that does not is somebody's.
+    # The node proxy's chains have policy accept; show the policy of a chain that does not.
     policy = _number(chain[_CHAIN_POLICY]) if _CHAIN_POLICY in chain else _ACCEPT
     return head if policy == _ACCEPT else f"{head} policy {policy} ;"
 
 
 def _asked(family: str) -> bytes:
-    """The beginning of every question: nfgenmsg, of a family and version 0."""
+    """The start of every request: nfgenmsg, with a family and version 0."""
     return struct.pack("=BBH", FAMILIES[family], 0, 0)
 
 

@@ -1,6 +1,6 @@
-"""Whose the TCP sockets of this machine are, as the kernel tells it: sock_diag (sock_diag(7)).
+"""Finds the owners of TCP sockets on this machine by sock_diag (sock_diag(7)).
 
-One question about one socket, which the kernel answers at once, however many there are.
+Each query is for one socket, and is fast however many sockets there are.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ _EVERY_STATE = 0xFFFFFFFF
 _NO_COOKIE = b"\xff" * 8
 _REQUEST = struct.Struct("=BBBBI")
 _ID = struct.Struct("!HH16s16s")  # ports and addresses; an interface and the cookie follow
-#: Before the user and the inode of an answer: states, the socket's id, a timer and two queues.
+#: What precedes user and inode in an answer: states, the socket's id, a timer and two queues.
 _OWNER = struct.Struct("=II")
 _OWNER_AT = 4 + 48 + 12
 
 
 @dataclass(frozen=True, slots=True)
 class SocketOwner:
-    """The user of a socket, and the number by which descriptors show it."""
+    """The user of a socket, and the inode that identifies it among descriptors."""
 
     uid: int
     inode: int
 
 
 def client_owner(client: IpPort, ours: IpPort) -> SocketOwner | None:
-    """Whose socket it is at the other end of a connection on this machine; None if nobody knows."""
+    """The owner of the other end of a connection on this machine; None if unknown."""
     return _owner(client, ours)
 
 
 def listener_owner(at: IpPort) -> SocketOwner | None:
-    """Whose socket takes the connections to an address and a port; None if nobody listens."""
+    """The owner of the listener for an address and port; None if there is none."""
     return _owner(at, None)
 
 
@@ -58,15 +58,15 @@ def _owner(local: IpPort, remote: IpPort | None) -> SocketOwner | None:
         with Netlink(_SOCK_DIAG) as kernel:
             for answer in kernel.ask(_BY_FAMILY, ACK, body):
                 return SocketOwner(*_OWNER.unpack_from(answer, _OWNER_AT))
-    except OSError:  # there is no such socket, or the kernel has no such question
+    except OSError:  # there is no such socket, or the kernel has no sock_diag
         pass
     return None
 
 
 def processes_of(inodes: Collection[int], proc: Path = Path("/proc")) -> dict[int, list[str]]:
-    """The processes that have these sockets, as ``name (pid)``, of those that can be seen here.
+    """The processes that have these sockets, as ``name (pid)``, as far as they are visible.
 
-    Looks at every descriptor of every process: call it in a thread.
+    Reads every descriptor of every process: call it in a thread.
     """
     wanted = {f"socket:[{inode}]": inode for inode in inodes}
     found: dict[int, list[str]] = {}
@@ -83,7 +83,7 @@ def _targets(descriptors: Path) -> Iterator[str]:
         with os.scandir(descriptors) as entries:
             for entry in entries:
                 yield _target(entry.path)
-    except OSError:  # it has ended, or is not ours to look at
+    except OSError:  # the process has ended, or belongs to another user
         return
 
 

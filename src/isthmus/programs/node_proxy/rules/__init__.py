@@ -1,8 +1,7 @@
-"""The node service proxy, pure: Services, endpoints and a local-traffic detector become rules.
+"""The pure part of the node service proxy: Services, endpoints and a detector become rules.
 
-objects.py and reading.py have the objects of the API, tracker.py keeps them, model.py is what a
-packet can meet of them; settings.py and detectors.py say what is true on this node. iptables/,
-nftables/ and ipvs/ turn a ``ServiceView`` into rules, which
-``isthmus.programs.node_proxy.kernel`` brings into the kernel. rendering.py and explaining*.py show
-rules to people.
+shapes.py and reading.py decode API objects, tracker.py keeps them, model.py has the values that
+matter to a packet; settings.py and detectors.py describe this node. iptables/, nftables/ and ipvs/
+render a ``ServiceView`` into rules, which ``isthmus.programs.node_proxy.kernel`` applies.
+rendering.py and explaining*.py show rules to users.
 """

@@ -1,7 +1,7 @@
-"""Which packets come from a pod of this node: the interface of detectors, and those of our own.
+"""Detects packets from pods of this node: the detector interface, and the built-in detectors.
 
-A new one is a class here and a line in ``MODES``, or an entry point of another package, which
-``isthmus.programs.node_proxy.node`` finds.
+A new detector is a class here and a line in ``MODES``, or an entry point of another package, which
+``isthmus.programs.node_proxy.node`` loads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from isthmus.programs.node_proxy.rules.model import IpFamily
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalMatch:
-    """One way of telling a local packet, and its opposite, as iptables and nft write it."""
+    """A match for local packets and its negation, in iptables and nft syntax."""
 
     iptables: tuple[str, ...]
     iptables_not: tuple[str, ...]
@@ -27,28 +27,28 @@ class LocalMatch:
 
 
 class LocalTrafficDetector(Protocol):
-    """Tells local traffic. Values, compared by ``==``: an unequal one means new rules."""
+    """Detects local traffic. Detectors are compared by ``==``; an unequal one means new rules."""
 
     def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
-        """What is local in a family: any of these. None at all means that nothing can tell."""
+        """The matches of a family; a packet is local if any holds. Empty: nothing is detected."""
 
     @property
     def bridge_ports(self) -> tuple[str, ...] | None:
-        """Prefixes of the bridge ports that it looks at, empty for all; None for no bridges.
+        """Prefixes of the bridge ports to match, empty for all; None if ports do not matter.
 
-        iptables matches them itself; nft cannot in the ip families, so that packets are marked
-        in the bridge family (``BRIDGE_MARK_BIT``) and the mark is matched.
+        iptables matches bridge ports itself. nft cannot in the ip families, so the bridge family
+        marks packets (``BRIDGE_MARK_BIT``) and rules match the mark.
         """
         return None
 
 
-#: The bit of the packet mark by which nft tells what came in through a bridge port.
+#: The bit of the packet mark by which nft recognises packets from a bridge port.
 BRIDGE_MARK_BIT = 12
 
 
 @dataclass(frozen=True, slots=True)
 class NoDetector(LocalTrafficDetector):
-    """Cannot tell: nothing to a cluster IP is masqueraded, and no pod is taken for one."""
+    """Detects nothing: traffic to cluster IPs is not masqueraded, and no packet counts as local."""
 
     @override
     def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
@@ -60,10 +60,10 @@ NOTHING_LOCAL = NoDetector()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectorSettings:
-    """All that a detector may be made from: what was typed, and what the Node says.
+    """The input of a detector: flags, and the Node's pod ranges.
 
-    ``pod_cidrs`` are those of the Node; a detector is made anew when they change. The words are
-    those of the flags, ``bridge_interface`` and ``interface_name_prefix`` those of kube-proxy.
+    ``pod_cidrs`` are those of the Node; the detector is replaced when they change. Fields are named
+    after the flags; ``bridge_interface`` and ``interface_name_prefix`` are kube-proxy's.
     """
 
     cluster_cidrs: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class DetectorSettings:
 
 @dataclass(frozen=True, slots=True)
 class SourceRanges(LocalTrafficDetector):
-    """Local is what comes from one of these ranges."""
+    """A packet is local if its source is in one of these ranges."""
 
     ranges: tuple[str, ...]
 
@@ -96,7 +96,7 @@ class SourceRanges(LocalTrafficDetector):
 
 @dataclass(frozen=True, slots=True)
 class Interfaces(LocalTrafficDetector):
-    """Local is what comes in by one of these interfaces; ``prefixes`` stand for many each."""
+    """A packet is local if it came in by one of these interfaces; ``prefixes`` match several."""
 
     names: tuple[str, ...] = ()
     prefixes: tuple[str, ...] = ()
@@ -118,13 +118,13 @@ class Interfaces(LocalTrafficDetector):
 
 @dataclass(frozen=True, slots=True)
 class BridgePorts(LocalTrafficDetector):
-    """Local is what came in through a port of a bridge; any, or one of these prefixes."""
+    """A packet is local if it came in through a bridge port: any, or one of these prefixes."""
 
     prefixes: tuple[str, ...] = ()
 
     @override
     def matches(self, family: IpFamily) -> tuple[LocalMatch, ...]:
-        """One for each prefix, or one for all; to nft they are the same."""
+        """One match per prefix, or one for all; in nft they are the same match."""
         mark = f"{1 << BRIDGE_MARK_BIT:#010x}"
         tests: list[tuple[str, ...]]
         tests = [("--physdev-in", f"{prefix}+") for prefix in self.prefixes]
@@ -146,13 +146,13 @@ class BridgePorts(LocalTrafficDetector):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DetectorMode:
-    """One way of detecting: which settings it uses, and how it is made of them."""
+    """A detection mode: the settings it uses, and its factory."""
 
     make: Callable[[DetectorSettings], LocalTrafficDetector]
     uses: tuple[str, ...] = ()
 
 
-# The seed's words, then kube-proxy's own: those take one range for each family, and one interface.
+# Isthmus' own modes, then kube-proxy's, which take one range per family and one interface.
 MODES: dict[str, DetectorMode] = {
     "cluster-cidr": DetectorMode(
         make=lambda given: SourceRanges(given.cluster_cidrs), uses=("cluster_cidrs",)
@@ -186,7 +186,7 @@ MODES: dict[str, DetectorMode] = {
 
 
 def needs_pod_cidrs(mode: str, given: DetectorSettings) -> bool:
-    """Whether a mode of ours has nothing to go by until the Node has its pod ranges."""
+    """Whether a mode needs the Node's pod ranges, given these settings."""
     known = MODES.get(mode)
     return (
         known is not None
@@ -196,33 +196,33 @@ def needs_pod_cidrs(mode: str, given: DetectorSettings) -> bool:
 
 
 def for_family(detector: LocalTrafficDetector, family: IpFamily) -> LocalTrafficDetector:
-    """The detector, or NOTHING_LOCAL where it has nothing to say of the family."""
+    """The detector, or NOTHING_LOCAL if it has no matches for the family."""
     return detector if detector.matches(family) else NOTHING_LOCAL
 
 
 def of_family(ranges: Sequence[str], family: IpFamily) -> tuple[str, ...]:
-    """The ranges of one family, each once, in their order."""
+    """The ranges of one family, without duplicates, in order."""
     colon = family is IpFamily.IPV6
     return tuple(dict.fromkeys(each for each in ranges if (":" in each) == colon))
 
 
 def first_of_each(ranges: Sequence[str]) -> tuple[str, ...]:
-    """The first range of each family, as kube-proxy takes them."""
+    """The first range of each family, as kube-proxy uses them."""
     return tuple(each for family in IpFamily for each in of_family(ranges, family)[:1])
 
 
 def tidy_range(text: str) -> str:
-    """A range as the rules write it: without the bits below its prefix, which Go's reader drops.
+    """A range in the form that rules use, without host bits, which Go's parser drops as well.
 
     Raises:
-        ValueError: it is none; a clause that goes behind the text.
+        ValueError: the text is not a range; the message continues a sentence that begins with it.
     """
     address, slash, length = text.strip().partition("/")
     if not slash:
-        raise ValueError(f"has no prefix length, such as {address}/24")
+        raise ValueError(f"has no prefix length: write for example {address}/24")
     try:
         if not (length.isascii() and length.isdigit()) or "%" in address:
             raise ValueError
         return str(ip_network(f"{address}/{length}", strict=False))
     except ValueError:
-        raise ValueError("is not a range of addresses, such as 10.0.0.0/16 or fd00::/48") from None
+        raise ValueError("is not an address range such as 10.0.0.0/16 or fd00::/48") from None

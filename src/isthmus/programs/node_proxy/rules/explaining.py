@@ -1,9 +1,9 @@
-"""Says what becomes of a packet by our rules: where it may go, whether it is masqueraded, and why.
+"""Explains what the node proxy's rules do to a packet: destination, masquerading, and the reason.
 
-First somebody's question becomes a packet; what is not said is taken from the detector: a pod's
-packet comes in as the detector expects it. The rules are walked by explaining_iptables.py and
-explaining_nftables.py, from the texts that the kernel is given; here is the order in which the
-kernel comes to them, and the words for it.
+The question is first turned into a packet; what the user leaves out follows from the detector: a
+pod's packet arrives as the detector expects. explaining_iptables.py and explaining_nftables.py walk
+the rules, using the texts that the kernel is given; this module knows the order of the kernel's
+hooks and the wording of the answer.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from isthmus.values import HostPort, is_address
 
 _EXTERNAL = (iptables.EXTERNAL_PREFIX, nftables.EXTERNAL)
 _EVERY_ENDPOINT = (iptables.CLUSTER_PREFIX, nftables.SERVICE)
-# Chains that mark for others: why is told by who led there.
+# Chains that mark on behalf of others: the rule that led to them gives the reason.
 _MARKERS = (iptables.MARK_MASQ, iptables.MASQ_IF_NOT_LOCAL, nftables.NOT_LOCAL_CHAIN)
-# With ipvs: node ports and load balancers, where some are marked and others sent back.
+# ipvs chains for node ports and load balancers: they mark some packets and return others.
 _IPVS_EXTERNAL = (ipvs.NODE_PORT, ipvs.LOAD_BALANCER)
 _HAIRPINS = (
     f"@{nftables.NftContainer.HAIRPIN}",
@@ -56,25 +56,25 @@ _FROM_NODE = ("--src-type LOCAL", "fib saddr type local")
 
 
 class Reason(Enum):
-    """Why a packet is masqueraded, or why not; the value is what people read."""
+    """Why a packet is masqueraded or not; the values are shown to users."""
 
     ALL = "--masquerade-all"
-    NOT_LOCAL = "it does not come from a pod of this node"
-    EXTERNAL = "external traffic policy Cluster: the endpoint may be elsewhere"
-    NODE = "it comes from this node itself"
-    HAIRPIN = "the endpoint is its own source"
-    POD = "it comes from a pod of this node"
-    KEPT = "external traffic policy Local keeps the source"
-    NO_DETECTOR = "nothing tells local traffic, so that nothing to a cluster IP is"
-    STAYS = "the endpoint is this node itself, and nothing is masqueraded on the way in"
+    NOT_LOCAL = "the source is not a pod of this node"
+    EXTERNAL = "external traffic policy Cluster: the endpoint may be on another node"
+    NODE = "the source is this node itself"
+    HAIRPIN = "the endpoint is the source"
+    POD = "the source is a pod of this node"
+    KEPT = "external traffic policy Local keeps the source address"
+    NO_DETECTOR = "no local traffic detector: traffic to cluster IPs is never masqueraded"
+    STAYS = "the endpoint is this node itself, and incoming traffic is not masqueraded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacketOutcome:
-    """One thing that may become of a packet, and how likely it is.
+    """One possible outcome for a packet, and its probability.
 
-    ``endpoint`` is its destination then, as ``ip:port``. ``reasons`` are for being masqueraded or
-    not, empty where nothing was translated. ``steps`` are the rules that it met.
+    ``endpoint`` is the resulting destination, as ``ip:port``. ``reasons`` explain why the packet is
+    or is not masqueraded; empty if nothing was translated. ``steps`` are the rules it met.
     """
 
     verdict: PacketVerdict
@@ -87,10 +87,10 @@ class PacketOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacketExplanation:
-    """All that may become of a packet; the chances add up to one.
+    """All possible outcomes for a packet; their probabilities add up to one.
 
-    ``service`` is the port that its destination belongs to, and ``reached_by`` the kind of that
-    address; None and nothing if it belongs to none.
+    ``service`` is the port that the destination belongs to, and ``reached_by`` the kind of
+    address; None and empty if it belongs to no Service.
     """
 
     packet: Packet
@@ -101,7 +101,7 @@ class PacketExplanation:
 
     @property
     def verdict(self) -> PacketVerdict:
-        """What becomes of it; rules of ours never leave that to chance."""
+        """The verdict, which is the same for all outcomes: the rules never leave it to chance."""
         return self.outcomes[0].verdict
 
     @property
@@ -115,10 +115,10 @@ class PacketExplanation:
 
 
 def explain(rules: WalkableRules, packet: Packet, view: ServiceView) -> PacketExplanation:
-    """Let a packet through the rules of a view.
+    """Walk a packet through the rules of a view.
 
     Raises:
-        ConfigError: there is a match that nobody knows, of a detector of another package.
+        ConfigError: a detector of another package uses a match that cannot be explained.
     """
     flows = list(_travel(rules, Flow(packet=packet)))
     found = _service(view, packet)
@@ -132,13 +132,13 @@ def explain(rules: WalkableRules, packet: Packet, view: ServiceView) -> PacketEx
 
 
 def _travel(rules: WalkableRules, start: Flow) -> Iterator[Flow]:
-    """Everything that may become of a flow, in the order of the kernel's hooks."""
+    """Yield every possible outcome for a flow, in the order of the kernel's hooks."""
     origin = start.packet.origin
     first = Hook.OUTPUT if origin is Origin.NODE else Hook.PREROUTING
     for flow in rules.cross(first, start):
         here = flow.packet.is_here(flow.packet.destination)
         if origin is Origin.NODE:
-            # What the node sends to itself leaves by the loopback interface, and comes in again.
+            # What the node sends to itself leaves by the loopback interface and re-enters.
             hooks = [Hook.POSTROUTING, *([Hook.INPUT] if here else [])]
         else:
             hooks = [Hook.INPUT] if here else [Hook.FORWARD, Hook.POSTROUTING]
@@ -152,7 +152,7 @@ def _through(rules: WalkableRules, hooks: list[Hook], flow: Flow) -> Iterator[Fl
     for after in rules.cross(hooks[0], flow):
         rest = hooks[1:]
         if hooks[0] is Hook.INPUT and after.virtual is not None and flow.virtual is None:
-            # A virtual server took it; what goes to this node itself is delivered at once.
+            # A virtual server took the packet; a destination on this node is delivered at once.
             packet = after.packet
             rest = [] if packet.is_here(packet.destination) else [Hook.POSTROUTING]
         yield from _through(rules, rest, after)
@@ -200,7 +200,7 @@ def _why(steps: tuple[RuleStep, ...], settings: RuleSettings) -> Iterator[Reason
 def _why_marked(cause: RuleStep, settings: RuleSettings) -> Reason:
     if cause.chain in _IPVS_EXTERNAL or IpSet.EXTERNAL_IP.of(settings.family) in cause.rule:
         return Reason.EXTERNAL
-    if " src,dst " in cause.rule:  # of ipvs alone: the node sends from a Service's own address
+    if " src,dst " in cause.rule:  # only ipvs: the node sends from the Service's own address
         return Reason.NODE
     if cause.chain.startswith(_EXTERNAL):
         from_node = any(words in cause.rule for words in _FROM_NODE)
@@ -223,7 +223,7 @@ def _why_not(steps: tuple[RuleStep, ...], settings: RuleSettings) -> Reason:
 
 
 def _service(view: ServiceView, packet: Packet) -> tuple[PortKey, str] | None:
-    """The port of a Service that a packet is for, and by which kind of address."""
+    """The Service port that a packet is for, and the kind of address it uses."""
     for key, backed in view.ports.items():
         if key.protocol is packet.protocol and (kind := _kind(backed, packet)):
             return key, kind
@@ -234,7 +234,7 @@ def _service(view: ServiceView, packet: Packet) -> tuple[PortKey, str] | None:
 
 
 def _checks_health(backed: BackedPort, packet: Packet) -> bool:
-    """The node proxy itself answers there, of every port of a Service."""
+    """Whether a packet is for the health check port, which the node proxy itself answers."""
     number = backed.port.health_check_node_port
     here = packet.is_here(packet.destination)
     return number == packet.port and packet.protocol is PortProtocol.TCP and here
@@ -255,7 +255,7 @@ def _kind(backed: BackedPort, packet: Packet) -> str:
 
 
 def merged(explanation: PacketExplanation) -> tuple[PacketOutcome, ...]:
-    """The outcomes without their steps; those that are the same then are one."""
+    """The outcomes without their steps; equal ones are merged."""
     found: dict[PacketOutcome, float] = {}
     for each in explanation.outcomes:
         bare = replace(each, chance=0.0, steps=())
@@ -263,14 +263,14 @@ def merged(explanation: PacketExplanation) -> tuple[PacketOutcome, ...]:
     return tuple(replace(each, chance=chance) for each, chance in found.items())
 
 
-#: The source that stands for the node itself.
+#: The SRC that stands for the node itself.
 NODE = "node"
 _PROTOCOLS = {each.value: each for each in PortProtocol}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacketTarget:
-    """An address, a port and a protocol, as somebody asks for them."""
+    """An address, a port and a protocol, as given on the command line."""
 
     address: str
     port: int
@@ -278,20 +278,20 @@ class PacketTarget:
 
     @classmethod
     def parse(cls, text: str) -> PacketTarget:
-        """Read ``IP:PORT``, ``[V6]:PORT``, and ``/udp`` or ``/sctp`` behind it.
+        """Read ``IP:PORT`` or ``[V6]:PORT``, optionally followed by ``/udp`` or ``/sctp``.
 
         Raises:
-            ConfigError: it is none; one sentence.
+            ConfigError: the text is not a target; the message says why.
         """
         place, slash, protocol = text.partition("/")
         if slash and protocol.lower() not in _PROTOCOLS:
-            raise ConfigError(f"DST: {protocol!r} is no protocol, which are tcp, udp and sctp")
+            raise ConfigError(f"DST: unknown protocol {protocol!r}: use tcp, udp or sctp")
         try:
             target = HostPort.parse(place)
         except ValueError as error:
             raise ConfigError(f"DST: {error}") from error
         if not is_address(target.host):
-            raise ConfigError(f"DST: {target.host!r} is a name, and rules know addresses only")
+            raise ConfigError(f"DST: {target.host!r} is a name: use an IP address")
         return cls(
             address=canonical_address(target.host) or target.host,
             port=target.port,
@@ -301,7 +301,7 @@ class PacketTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplainedNode:
-    """Where packets are looked at: a node's addresses, pod ranges, view and settings."""
+    """The node that a packet is explained for: its addresses, pod ranges, view and settings."""
 
     view: ServiceView
     settings: RuleSettings
@@ -312,35 +312,37 @@ class ExplainedNode:
 def packet_to(
     destination: PacketTarget,
     source: str,
-    place: ExplainedNode,
+    node: ExplainedNode,
     *,
     from_pod: bool = False,
     interface: str = "",
     bridge_port: str = "",
 ) -> Packet:
-    """Make the packet that somebody asks about.
+    """Make the packet that the user asks about.
 
-    ``source`` is an address, or NODE. Without ``from_pod`` the node's pods are known by their
-    range and by being endpoints.
+    ``source`` is an address, or NODE. Without ``from_pod`` a source counts as a pod of the node if
+    it is in the node's pod ranges or an endpoint on the node.
 
     Raises:
-        ConfigError: it makes no sense; one sentence.
+        ConfigError: the arguments contradict each other; the message says how.
     """
-    address = _source(source, destination, place)
+    address = _source(source, destination, node)
     if family_of(address) is not family_of(destination.address):
-        raise ConfigError(f"SRC {address} and DST {destination.address} are of two families")
-    # With an interface even an address of the node comes from elsewhere: somebody forged it.
-    own = address in place.here or parsed(address).is_loopback
+        raise ConfigError(
+            f"SRC {address} and DST {destination.address} are of different IP families"
+        )
+    # With an interface even an address of the node comes from outside: a forged source.
+    own = address in node.here or parsed(address).is_loopback
     if own and not interface and not bridge_port:
         if from_pod:
-            raise ConfigError(f"--from-pod: {address} is the node itself")
+            raise ConfigError(f"--from-pod: {address} is an address of the node itself")
         origin = Origin.NODE
     else:
-        origin = Origin.POD if from_pod or _is_pod(address, place) else Origin.OUTSIDE
+        origin = Origin.POD if from_pod or _is_pod(address, node) else Origin.OUTSIDE
     if origin is Origin.POD and not interface and not bridge_port:
-        interface, bridge_port = _expected(place.settings)
+        interface, bridge_port = _expected(node.settings)
     return Packet(
-        family=place.settings.family,
+        family=node.settings.family,
         source=address,
         destination=destination.address,
         port=destination.port,
@@ -348,33 +350,33 @@ def packet_to(
         origin=origin,
         interface=interface,
         bridge_port=bridge_port,
-        here=place.here,
+        here=node.here,
     )
 
 
-def _source(text: str, destination: PacketTarget, place: ExplainedNode) -> str:
+def _source(text: str, destination: PacketTarget, node: ExplainedNode) -> str:
     if text != NODE:
         if not is_address(text):
-            raise ConfigError(f"SRC: {text!r} is not an address, nor {NODE!r}")
+            raise ConfigError(f"SRC: {text!r} is not an IP address: use one, or {NODE!r}")
         return canonical_address(text) or text
     if parsed(destination.address).is_loopback:
         return destination.address
-    address = place.settings.node_ip
+    address = node.settings.node_ip
     if not address or parsed(address).is_loopback:
-        family = place.settings.family.value
-        raise ConfigError(f"SRC: the node's {family} address is not known: --bind-address says it")
+        family = node.settings.family.value
+        raise ConfigError(f"SRC: the node's {family} address is unknown: set --bind-address")
     return address
 
 
-def _is_pod(address: str, place: ExplainedNode) -> bool:
-    if any(within(address, each) for each in place.pod_cidrs):
+def _is_pod(address: str, node: ExplainedNode) -> bool:
+    if any(within(address, each) for each in node.pod_cidrs):
         return True
-    backends = (backed.backends for backed in place.view.ports.values())
+    backends = (backed.backends for backed in node.view.ports.values())
     return any(each.local and each.ip == address for found in backends for each in found.reachable)
 
 
 def _expected(settings: RuleSettings) -> tuple[str, str]:
-    """An interface and a bridge port that the detector takes for a pod's."""
+    """An interface and a bridge port by which the detector recognises a pod."""
     for match in settings.detector.matches(settings.family):
         for option, text, _ in parse_rule(quoted_words(match.iptables)).tests:
             name = f"{text.removesuffix('+')}0" if text.endswith("+") else text
@@ -389,7 +391,7 @@ def _expected(settings: RuleSettings) -> tuple[str, str]:
 
 
 def taken_for_local(packet: Packet, settings: RuleSettings) -> bool:
-    """Whether the detector takes a packet for one of a pod of this node."""
+    """Whether the detector takes a packet for traffic from a pod of this node."""
     flow = Flow(packet=packet)
     found = settings.detector.matches(settings.family)
     return any(matches(parse_rule(quoted_words(match.iptables)), flow) for match in found)

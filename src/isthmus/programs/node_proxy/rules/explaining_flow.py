@@ -1,7 +1,7 @@
-"""A packet on its way through rules: what it is now, which rules it met, and walking chains.
+"""A packet on its way through rules: its current state, the rules it met, and walking chains.
 
-Chance splits a flow in two or more, each with its share. The rules themselves are read by
-explaining_iptables.py and explaining_nftables.py; explaining.py says what came of it.
+Chance splits a flow into several, each with its share. explaining_iptables.py and
+explaining_nftables.py read the rules; explaining.py turns the result into an answer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from isthmus.programs.node_proxy.rules.model import IpFamily, PortProtocol
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 R = TypeVar("R")
-_DEEPEST = 16  # the kernel refuses loops, and ours are five chains deep
+_DEEPEST = 16  # the kernel refuses loops, and the node proxy's chains are five deep
 
 
 class Origin(Enum):
-    """Where a packet comes from, seen from the node."""
+    """Where a packet comes from, as seen from the node."""
 
     POD = "pod"
     NODE = "node"
@@ -31,7 +31,7 @@ class Origin(Enum):
 
 
 class Hook(Enum):
-    """Where the kernel lets rules look at a packet; the value is nft's word."""
+    """A netfilter hook; the value is nft's name for it."""
 
     PREROUTING = "prerouting"
     INPUT = "input"
@@ -41,7 +41,7 @@ class Hook(Enum):
 
 
 class PacketVerdict(Enum):
-    """What becomes of a packet."""
+    """The fate of a packet."""
 
     TRANSLATED = "translated"
     REFUSED = "refused"
@@ -53,9 +53,9 @@ class PacketVerdict(Enum):
 class Packet:
     """The first packet of a connection, its addresses written canonically.
 
-    ``interface`` is what it came in by, empty from the node itself; ``bridge_port`` the port of
-    that bridge, empty where it is none. ``here`` are the addresses that the node has, besides
-    loopback ones.
+    ``interface`` is the incoming one, empty for packets of the node itself; ``bridge_port`` is the
+    port of that bridge, or empty. ``here`` are the addresses that the node has, besides loopback
+    addresses.
     """
 
     family: IpFamily
@@ -74,10 +74,10 @@ class Packet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleStep:
-    """A rule that a packet met and that did something: where it is, its text, what it did.
+    """A rule that a packet met and that had an effect: its chain, its text, the effect.
 
-    The text is what follows the name of the chain. ``marks`` if it marked the packet to be
-    masqueraded.
+    The text is what follows the chain's name. ``marks`` if the rule marked the packet for
+    masquerading.
     """
 
     table: str
@@ -89,7 +89,7 @@ class RuleStep:
 
 @dataclass(frozen=True, slots=True)
 class Trail:
-    """Steps, the last one first: flows that split share what they met before."""
+    """Steps, the last one first: flows that split share the steps before the split."""
 
     step: RuleStep
     before: Trail | None
@@ -97,11 +97,11 @@ class Trail:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """A packet as it is after some rules, and how likely it is to come there.
+    """The state of a packet after some rules, and the probability of reaching that state.
 
-    ``verdict`` is there once it is refused or dropped. ``virtual`` is the address, protocol and
-    port of the virtual server that took it, with ipvs. ``notes`` are sentences about what cannot
-    be known of a single packet.
+    ``verdict`` is set once the packet is refused or dropped. ``virtual`` is the address, protocol
+    and port of the IPVS virtual server that took it. ``notes`` say what cannot be known from a
+    single packet.
     """
 
     packet: Packet
@@ -122,7 +122,7 @@ class Flow:
         return replace(self, packet=packet, translated=True)
 
     def steps(self) -> tuple[RuleStep, ...]:
-        """The rules that it met, in order."""
+        """The rules that the packet met, in order."""
         found: list[RuleStep] = []
         trail = self.trail
         while trail is not None:
@@ -132,18 +132,18 @@ class Flow:
 
 
 class Continuation(Enum):
-    """How a packet goes on after a rule."""
+    """Where evaluation continues after a rule."""
 
-    NEXT = "to the next rule"
-    JUMP = "into another chain, and back"
-    GOTO = "into another chain, and back to where this one was jumped to from"
-    RETURN = "out of the chain"
-    STOP = "out of the hook"
+    NEXT = "at the next rule"
+    JUMP = "in another chain, then here again"
+    GOTO = "in another chain, then where this one was called from"
+    RETURN = "in the calling chain"
+    STOP = "after the hook"
 
 
 @dataclass(frozen=True, slots=True)
 class RuleEffect:
-    """One way on after a rule; ``target`` is a chain."""
+    """One possible continuation after a rule; ``target`` is a chain."""
 
     flow: Flow
     do: Continuation = Continuation.NEXT
@@ -151,9 +151,9 @@ class RuleEffect:
 
 
 class WalkableRules(ABC):
-    """All rules of a family that a packet can meet; ``settings`` are what they were made with.
+    """All rules of a family that a packet can meet; ``settings`` are those they were made with.
 
-    ``addresses`` are those of Services that the node has for its own, with ipvs.
+    ``addresses`` are those of Services that the node itself has, in ipvs mode.
     """
 
     addresses: frozenset[str] = frozenset()
@@ -162,10 +162,10 @@ class WalkableRules(ABC):
         self.settings = settings
 
     def cross(self, hook: Hook, flow: Flow) -> Iterator[Flow]:
-        """What becomes of a flow in the chains of a hook.
+        """Walk a flow through the chains of a hook.
 
         Raises:
-            ConfigError: there is a match that nobody knows, of a detector of another package.
+            ConfigError: a detector of another package uses a match that cannot be explained.
         """
         flows = [flow]
         for walked in self._chains_of(hook):
@@ -176,7 +176,7 @@ class WalkableRules(ABC):
 
     @abstractmethod
     def _chains_of(self, hook: Hook) -> Iterable[Callable[[Flow], Iterable[RuleEffect]]]:
-        """What lets a flow through each of the hook's chains, in the order of the kernel."""
+        """The functions that walk each of the hook's chains, in the kernel's order."""
 
 
 def walk(
@@ -186,12 +186,12 @@ def walk(
     flow: Flow,
     depth: int = 0,
 ) -> Iterator[RuleEffect]:
-    """Let a flow through a chain; every way comes out with RETURN or with STOP.
+    """Walk a flow through a chain; every resulting effect has RETURN or STOP.
 
-    ``meet`` says what one rule of a chain does to a flow.
+    ``meet`` applies one rule of a chain to a flow.
     """
     if depth > _DEEPEST:
-        raise ConfigError(f"the chain {name} leads to itself")
+        raise ConfigError(f"chain {name} jumps to itself")
     pending = [flow]
     for rule in chains(name):
         onward: list[Flow] = []
@@ -231,13 +231,13 @@ def within(address: str, text: str) -> bool:
 
 
 def masked(mark: int, text: str) -> bool:
-    """Whether a mark is as ``value/mask`` says."""
+    """Whether a mark matches ``value/mask``."""
     value, _, mask = text.partition("/")
     return mark & (int(mask, 0) if mask else 0xFFFFFFFF) == int(value, 0)
 
 
 def named(name: str, pattern: str, wildcard: str) -> bool:
-    """Whether an interface is called so, or so at its beginning."""
+    """Whether an interface name equals a pattern, or begins with it if it ends in a wildcard."""
     if pattern.endswith(wildcard):
         return bool(name) and name.startswith(pattern.removesuffix(wildcard))
     return name == pattern

@@ -1,7 +1,7 @@
-"""Walks a packet through our iptables rules, as the kernel would.
+"""Walks a packet through the node proxy's iptables rules, as the kernel would.
 
-Only what our own rules say is understood: a match that is none of ours is an error, never passed
-over. Rules of others are not known here, and the kernel's own chains let everything through.
+Only matches that the node proxy writes are understood; any other is an error and never skipped.
+Rules of other programs are not known here, and the kernel's built-in chains accept everything.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from isthmus.programs.node_proxy.rules.ipvs.servers import (
 from isthmus.programs.node_proxy.rules.ipvs.sets import IP, IP_PORT_NET, PORT
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
-# The tables of each hook in the kernel's order: destinations change before filter looks at them.
+# The tables of each hook in the kernel's order: nat changes destinations before filter sees them.
 _TABLES = {
     Hook.PREROUTING: ("nat",),
     Hook.INPUT: ("filter",),
@@ -51,7 +51,7 @@ _TABLES = {
     Hook.POSTROUTING: ("nat",),
 }
 
-#: What each match asks of a flow; the text is what follows it.
+#: The test of each match, given the text after the option.
 _TESTS: Mapping[str, Callable[[Flow, str], bool]] = {
     "-p": lambda flow, text: flow.packet.protocol.value == text,
     "-s": lambda flow, text: within(flow.packet.source, text),
@@ -69,9 +69,11 @@ _TESTS: Mapping[str, Callable[[Flow, str], bool]] = {
     "--vport": lambda flow, text: flow.virtual is not None and flow.virtual[2] == int(text),
 }
 _SET = "--match-set"
-#: What comments of rules say that let health checks pass.
+#: The effect of a MASQUERADE target.
+MASQUERADED = "masquerade: the source becomes an address of this node"
+#: The comment of rules that accept health checks.
 HEALTH_CHECK = "health check node port"
-# Matches without a text; and words that tell nothing by themselves, with how many follow.
+# Matches without an argument; and words without an effect, with the number of their arguments.
 _BARE = frozenset({"--physdev-is-in"})
 _PASSED = {
     "-m": 1, "--comment": 1, "--mode": 1, "--name": 1, "--nfacct-name": 1, "--reap": 0, "--set": 0,
@@ -80,10 +82,10 @@ _PASSED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IptablesRule:
-    """A rule taken apart.
+    """A parsed rule.
 
-    ``tests`` are options, what follows each, and whether it is turned round. ``chance`` is that
-    of matching, ``remembers_s`` for how long a client that came before matches; others do not.
+    ``tests`` are options, their arguments, and whether they are negated. ``chance`` is the
+    probability of a match; a rule with ``remembers_s`` matches only clients seen within that time.
     """
 
     text: str
@@ -96,10 +98,10 @@ class IptablesRule:
 
 @lru_cache(maxsize=65536)
 def parse_rule(text: str) -> IptablesRule:
-    """Take a rule apart, as it stands behind ``-A CHAIN``.
+    """Parse a rule, given the text after ``-A CHAIN``.
 
     Raises:
-        ConfigError: it has a match that is none of ours.
+        ConfigError: the rule has a match that the node proxy does not write.
     """
     given = iter(shlex.split(text))
     tests: list[tuple[str, str, bool]] = []
@@ -125,7 +127,7 @@ def parse_rule(text: str) -> IptablesRule:
             for _ in range(_PASSED[word]):
                 next(given)
         else:
-            raise ConfigError(f"the match {word} cannot be explained, in the rule: {text}")
+            raise ConfigError(f"cannot explain the match {word} in the rule: {text}")
         turned = False
     else:
         target, arguments = "", []
@@ -140,14 +142,14 @@ def parse_rule(text: str) -> IptablesRule:
 
 
 class MatchedSet(Protocol):
-    """An ipset that rules match."""
+    """An ipset that rules refer to."""
 
     def has(self, flow: Flow, directions: str, /) -> bool:
-        """Whether a packet is in it, looked at in these directions."""
+        """Whether a packet is in the set, looked up in these directions."""
 
 
 class IptablesChains(WalkableRules):
-    """The chains of each table, with the jumps to them and the sets that they match."""
+    """The chains of each table, the jumps to them and the sets that they refer to."""
 
     def __init__(
         self,
@@ -159,7 +161,7 @@ class IptablesChains(WalkableRules):
         super().__init__(settings)
         self._sets = sets
         self._tables = {table: dict(chains) for table, chains in tables.items()}
-        for jump in jumps:  # each is put in front
+        for jump in jumps:  # each jump is inserted at the front
             rules = self._tables[jump.table].get(jump.source, ())
             self._tables[jump.table][jump.source] = (quoted_words(jump.args), *rules)
 
@@ -176,7 +178,7 @@ class IptablesChains(WalkableRules):
                 return iter((RuleEffect(flow),))
             return _meet(table, name, rule, flow)
 
-        # A chain that is not there has no rules: the kubelet's, where nobody needs it.
+        # A missing chain has no rules: the kubelet creates its chains only where needed.
         return walk(lambda name: chains.get(name, ()), meet, chain, flow)
 
 
@@ -194,7 +196,7 @@ class IptablesRules(IptablesChains):
 def matches(
     rule: IptablesRule, flow: Flow, sets: Mapping[str, MatchedSet] = MappingProxyType({})
 ) -> bool:
-    """Whether all that a rule asks is so, chance and memory left aside."""
+    """Whether all tests of a rule hold, apart from chance and remembered clients."""
     return all(
         (_in_set(sets, flow, text) if option == _SET else _TESTS[option](flow, text)) != turned
         for option, text, turned in rule.tests
@@ -204,7 +206,7 @@ def matches(
 def _in_set(sets: Mapping[str, MatchedSet], flow: Flow, text: str) -> bool:
     name, _, directions = text.partition(" ")
     if name not in sets:
-        raise ConfigError(f"the ipset {name} cannot be explained: it is none of ours")
+        raise ConfigError(f"cannot explain the ipset {name}: the node proxy does not write it")
     return sets[name].has(flow, directions)
 
 
@@ -219,71 +221,64 @@ def _meet(table: str, chain: str, rule: IptablesRule, flow: Flow) -> Iterator[Ru
 
 
 def remembering(flow: Flow, seconds: int) -> Flow:
-    """The flow of a client that nobody remembers, and a note that there may be others."""
-    note = f"a client that came within {seconds} s goes to the endpoint that it had"
+    """The flow of a client without session affinity yet, with a note about those that have it."""
+    note = f"a client seen within the last {seconds} s keeps its endpoint (session affinity)"
     return replace(flow, notes=flow.notes | {note})
 
 
 def _done(table: str, chain: str, rule: IptablesRule, flow: Flow) -> RuleEffect:
-
-    def said(does: str, flow: Flow = flow, *, marks: bool = False) -> Flow:
+    def step(does: str, flow: Flow = flow, *, marks: bool = False) -> Flow:
         return flow.met(RuleStep(table=table, chain=chain, rule=rule.text, does=does, marks=marks))
 
     match rule.target, *rule.arguments:
         case ("MARK", "--or-mark", mark):
             after = replace(flow, mark=flow.mark | int(mark, 0))
-            return RuleEffect(said("marks it to be masqueraded", after, marks=True))
+            return RuleEffect(step("mark for masquerading", after, marks=True))
         case ("MARK", "--xor-mark", mark):
-            return RuleEffect(
-                said("takes the mark off", replace(flow, mark=flow.mark ^ int(mark, 0)))
-            )
-        case ("DNAT", "--to-destination", place):
-            address, _, port = place.rpartition(":")
+            return RuleEffect(step("clear the mark", replace(flow, mark=flow.mark ^ int(mark, 0))))
+        case ("DNAT", "--to-destination", target):
+            address, _, port = target.rpartition(":")
             after = flow.to(address.strip("[]"), int(port))
-            return RuleEffect(said(f"sends it to {place}", after), Continuation.STOP)
+            return RuleEffect(step(f"DNAT to {target}", after), Continuation.STOP)
         case ("MASQUERADE", *_):
             after = replace(flow, masqueraded=True)
-            return RuleEffect(
-                said("gives it this node's address as its source", after), Continuation.STOP
-            )
+            return RuleEffect(step(MASQUERADED, after), Continuation.STOP)
         case ("REJECT",):
-            return RuleEffect(
-                said("refuses it", replace(flow, verdict=PacketVerdict.REFUSED)), Continuation.STOP
-            )
+            after = replace(flow, verdict=PacketVerdict.REFUSED)
+            return RuleEffect(step("reject", after), Continuation.STOP)
         case ("DROP",):
-            return RuleEffect(
-                said("drops it", replace(flow, verdict=PacketVerdict.DROPPED)), Continuation.STOP
-            )
+            after = replace(flow, verdict=PacketVerdict.DROPPED)
+            return RuleEffect(step("drop", after), Continuation.STOP)
         case ("ACCEPT",):
-            why = ", to a health check node port" if HEALTH_CHECK in rule.text else ""
-            return RuleEffect(said(f"lets it pass{why}"), Continuation.STOP)
+            why = f": {HEALTH_CHECK}" if HEALTH_CHECK in rule.text else ""
+            return RuleEffect(step(f"accept{why}"), Continuation.STOP)
         case ("RETURN",):
-            return RuleEffect(said("goes back"), Continuation.RETURN)
+            return RuleEffect(step("return"), Continuation.RETURN)
         case ("",):
-            return RuleEffect(said("does nothing"))
+            return RuleEffect(step("no effect"))
         case (target,):
-            return RuleEffect(said(f"goes into {target}"), Continuation.JUMP, target)
+            return RuleEffect(step(f"jump to {target}"), Continuation.JUMP, target)
         case _:
-            raise ConfigError(f"the target {rule.target} cannot be explained, in: {rule.text}")
+            raise ConfigError(f"cannot explain the target {rule.target} in the rule: {rule.text}")
 
 
 _IN_TURN = "rr"
-_NO_PORT = "a set that looks at the source's port"
+_NO_PORT = "an ipset that matches the source port"
 
 
 @dataclass(frozen=True, slots=True)
 class SetMembers:
-    """An ipset: its type, and its entries as ipset writes them."""
+    """An ipset: its type, and its entries in ipset's syntax."""
 
     kind: str
     entries: frozenset[str]
 
     def has(self, flow: Flow, directions: str) -> bool:
-        """Whether a packet is in it, looked at in these directions: ``dst,dst,src``."""
+        """Whether a packet is in the set, looked up in these directions: ``dst,dst,src``."""
         packet = flow.packet
         first, *others = directions.split(",")
         if "src" in others[:1]:
-            raise ValueError(_NO_PORT)  # no rule of ours does: a packet here has no such port
+            raise ValueError(_NO_PORT)  # the node proxy writes no such rule
         ip = packet.source if first == "src" else packet.destination
         if self.kind == PORT:
             return str(packet.port) in self.entries
@@ -300,7 +295,7 @@ class SetMembers:
 
 
 class IpvsWalk(IptablesChains):
-    """All of ipvs mode that a packet can meet; ``addresses`` are the node's for Services."""
+    """Everything of ipvs mode that a packet can meet; ``addresses`` are the node's for Services."""
 
     def __init__(self, made: IpvsPlan, ruleset: IpvsRuleset, settings: RuleSettings) -> None:
         tables = {"nat": _by_chain(ruleset.nat), "filter": _by_chain(ruleset.filter)}
@@ -326,7 +321,7 @@ class IpvsWalk(IptablesChains):
                 return usual
 
     def _balance(self, flow: Flow) -> Iterator[RuleEffect]:
-        """Let a virtual server take a packet, if there is one for it."""
+        """Pass a packet to the virtual server for its destination, if there is one."""
         packet = flow.packet
         key = ServerKey(packet.destination, packet.port, packet.protocol)
         server = self._servers.get(key)
@@ -337,16 +332,16 @@ class IpvsWalk(IptablesChains):
         taken = replace(flow, virtual=(key.address, key.protocol.value, key.port))
         if not behind:
             refused = replace(taken, verdict=PacketVerdict.REFUSED)
-            yield RuleEffect(refused.met(_step(server, "refuses it: it has no destination")))
+            yield RuleEffect(refused.met(_step(server, "reject: the server has no endpoints")))
             return
         if server.flags & IpvsFlags.PERSISTENT:
             taken = remembering(taken, server.timeout_s)
         if server.scheduler != _IN_TURN and len(behind) > 1:
-            note = f"the scheduler {server.scheduler} chooses, which is not known here"
+            note = f"which endpoint the scheduler {server.scheduler} chooses is not known here"
             taken = replace(taken, notes=taken.notes | {note})
         for each in behind:
             sent = replace(taken.to(each.ip, each.port), chance=taken.chance / len(behind))
-            yield RuleEffect(sent.met(_step(server, f"sends it to {_shown(each)}")))
+            yield RuleEffect(sent.met(_step(server, f"forward to {_shown(each)}")))
 
 
 def _if_taken(chain: Callable[[Flow], Iterable[RuleEffect]], flow: Flow) -> Iterable[RuleEffect]:
@@ -366,7 +361,7 @@ def _shown(each: IpvsDestination) -> str:
 
 
 def _by_chain(lines: Sequence[str]) -> Mapping[str, list[str]]:
-    """The rules of a table by their chains, as they stand behind ``-A CHAIN``."""
+    """The rules of a table by chain, without their ``-A CHAIN``."""
     found: dict[str, list[str]] = {}
     for line in lines:
         _, chain, rule = line.split(" ", 2)

@@ -1,7 +1,7 @@
-"""Walks a packet through our nftables ruleset, as the kernel would: base chains by priority.
+"""Walks a packet through the node proxy's nftables ruleset, base chains in order of priority.
 
-Each rule is read word by word, doing to a flow what it says. Only what our own rules say is
-understood: a word that is none of ours is an error, never passed over.
+Rules are read word by word and applied to a flow. Only statements that the node proxy writes are
+understood; any other is an error and never skipped.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from isthmus.programs.node_proxy.rules.explaining_flow import (
     walk,
     within,
 )
-from isthmus.programs.node_proxy.rules.explaining_iptables import remembering
+from isthmus.programs.node_proxy.rules.explaining_iptables import MASQUERADED, remembering
 from isthmus.programs.node_proxy.rules.nftables.base import AFFINITY, NFT_FAMILY
 from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRuleset, RuleWords, table_of
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 _TOKEN = re.compile(r'"[^"]*"|[{}]|[^\s{}]+')
 
-#: What a rule can ask of a packet.
+#: What a rule can match of a packet.
 _FIELDS: Mapping[tuple[str, ...], Callable[[Flow], str]] = {
     ("ip", "saddr"): lambda flow: flow.packet.source,
     ("ip6", "saddr"): lambda flow: flow.packet.source,
@@ -51,14 +51,14 @@ _FIELDS: Mapping[tuple[str, ...], Callable[[Flow], str]] = {
 }
 _MARKS = (("mark",), ("meta", "mark"))
 _VERDICTS = {"reject": PacketVerdict.REFUSED, "drop": PacketVerdict.DROPPED}
-_WORDS = {PacketVerdict.REFUSED: "refuses it", PacketVerdict.DROPPED: "drops it"}
+_WORDS = {PacketVerdict.REFUSED: "reject", PacketVerdict.DROPPED: "drop"}
 
 ElementLookup = Callable[[str, str], str | int | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleReading:
-    """A flow after a rule. One that the rule does not match has nothing in ``does``."""
+    """A flow after a rule. ``does`` is empty if the rule does not match."""
 
     flow: Flow
     do: Continuation = Continuation.NEXT
@@ -68,7 +68,7 @@ class RuleReading:
 
 
 class RuleReader(RuleWords):
-    """Reads a rule once. ``has`` looks up elements: see ``NftablesRules``."""
+    """Applies one rule. ``has`` looks up elements: see ``NftablesRules``."""
 
     def __init__(self, rule: str, has: ElementLookup) -> None:
         super().__init__(_TOKEN.findall(rule))
@@ -77,10 +77,10 @@ class RuleReader(RuleWords):
         self._remembers_s: int | None = None
 
     def read(self, flow: Flow) -> Iterator[RuleReading]:
-        """Do what the rule says; several flows where chance decides.
+        """Apply the rule to a flow; chance yields several.
 
         Raises:
-            ConfigError: it says something that is none of ours.
+            ConfigError: the rule has a statement that the node proxy does not write.
         """
         now = RuleReading(flow=flow)
         while self._at < len(self._words):
@@ -98,30 +98,29 @@ class RuleReader(RuleWords):
 
     @override
     def _unknown(self, what: str) -> ConfigError:
-        return ConfigError(f"{what} cannot be explained, in the rule: {self._rule}")
+        return ConfigError(f"cannot explain {what} in the rule: {self._rule}")
 
     def _texts(self) -> list[str]:
-        """What stands in braces, as texts between commas."""
+        """The comma-separated texts in braces."""
         if not self._take("{"):
-            raise self._unknown("what has no braces")
+            raise self._unknown("a statement without braces")
         return [" ".join(words) for words in self._listed()]
 
     # Statements.
 
     def _statement(self, now: RuleReading) -> RuleReading | None:
-        """Read one; None if it is a match that does not match."""
+        """Apply one statement; None if it is a match that fails."""
         if self._take("comment"):
             self._next()
             return now
         if self._take("update"):
             self._next()
             self._texts()
-            return _did(now, "remembers the client")
+            return _did(now, "record the client for session affinity")
         if self._take("masquerade"):
             self._take("fully-random")
             masqueraded = replace(now.flow, masqueraded=True)
-            does = "gives it this node's address as its source"
-            return replace(_did(now, does, masqueraded), do=Continuation.STOP)
+            return replace(_did(now, MASQUERADED, masqueraded), do=Continuation.STOP)
         for mark in _MARKS:
             if self._take(*mark):
                 return self._marking(now, mark) if self._take("set") else self._marked(now)
@@ -135,11 +134,11 @@ class RuleReader(RuleWords):
             return replace(_did(now, _WORDS[verdict], ended), do=Continuation.STOP)
         match word:
             case "return":
-                return replace(_did(now, "goes back"), do=Continuation.RETURN)
+                return replace(_did(now, "return"), do=Continuation.RETURN)
             case "jump" | "goto":
                 target = self._next()
                 do = Continuation.JUMP if word == "jump" else Continuation.GOTO
-                return replace(_did(now, f"goes into {target}"), do=do, target=target)
+                return replace(_did(now, f"jump to {target}"), do=do, target=target)
             case _:
                 raise self._unknown(word)
 
@@ -148,9 +147,9 @@ class RuleReader(RuleWords):
         operation, bits = self._next(), int(self._next(), 0)
         if operation == "or":
             after = replace(now.flow, mark=now.flow.mark | bits)
-            return replace(_did(now, "marks it to be masqueraded", after), marks=True)
+            return replace(_did(now, "mark for masquerading", after), marks=True)
         if operation == "xor":
-            return _did(now, "takes the mark off", replace(now.flow, mark=now.flow.mark ^ bits))
+            return _did(now, "clear the mark", replace(now.flow, mark=now.flow.mark ^ bits))
         raise self._unknown(operation)
 
     def _marked(self, now: RuleReading) -> RuleReading | None:
@@ -165,7 +164,7 @@ class RuleReader(RuleWords):
     # Matches.
 
     def _fields(self, flow: Flow) -> list[str]:
-        """The values of the fields that come next; with several, a dot is between two."""
+        """The values of the next fields; concatenated fields are joined by dots."""
         found: list[str] = []
         while True:
             for words, get in _FIELDS.items():
@@ -174,7 +173,7 @@ class RuleReader(RuleWords):
                     break
             else:
                 if found:
-                    raise self._unknown("what follows a dot")
+                    raise self._unknown("the word after a dot")
                 return found
             if not self._take("."):
                 return found
@@ -186,7 +185,7 @@ class RuleReader(RuleWords):
             value = self._has(container, key)
             if not isinstance(value, str):
                 return None
-            found = replace(now, does=(*now.does, f"finds {key} in {container}"))
+            found = replace(now, does=(*now.does, f"match {key} in {container}"))
             word, *target = value.split()
             self._words[self._at : self._at] = target
             return self._verdict(found, word)
@@ -218,7 +217,7 @@ class RuleReader(RuleWords):
             del self._words[self._at]
             if not self._take("addr", ".", "port", "to", "numgen", "random", "mod"):
                 raise self._unknown("dnat")
-        self._next()  # how many there are
+        self._next()  # the number of entries
         kind, among = self._next(), self._texts()
         for each in among:
             value = each.partition(" : ")[2]
@@ -228,13 +227,13 @@ class RuleReader(RuleWords):
                 yield _sent(share, f"[{address}]:{port}" if ":" in address else f"{address}:{port}")
             else:
                 chain = value.removeprefix("goto ")
-                yield replace(_did(share, f"goes into {chain}"), do=Continuation.GOTO, target=chain)
+                yield replace(_did(share, f"jump to {chain}"), do=Continuation.GOTO, target=chain)
 
 
-def _sent(now: RuleReading, place: str) -> RuleReading:
-    address, _, port = place.rpartition(":")
+def _sent(now: RuleReading, endpoint: str) -> RuleReading:
+    address, _, port = endpoint.rpartition(":")
     sent = now.flow.to(address.strip("[]"), int(port))
-    return replace(_did(now, f"sends it to {place}", sent), do=Continuation.STOP)
+    return replace(_did(now, f"DNAT to {endpoint}", sent), do=Continuation.STOP)
 
 
 def _did(now: RuleReading, does: str, flow: Flow | None = None) -> RuleReading:
@@ -257,7 +256,7 @@ _HEAD = re.compile(r"type \w+ hook (?P<hook>\w+) priority (?P<priority>-?\d+) ;"
 
 
 class NftablesRules(WalkableRules):
-    """The rules of a ruleset, by hook. ``settings`` are what it was made with."""
+    """The rules of a ruleset by hook. ``settings`` are those it was made with."""
 
     def __init__(self, ruleset: NftablesRuleset, settings: RuleSettings) -> None:
         super().__init__(settings)
@@ -294,16 +293,16 @@ class NftablesRules(WalkableRules):
             yield RuleEffect(reading.flow.met(step), reading.do, reading.target)
 
     def _has(self, container: str, key: str) -> str | int | None:
-        """The value of an element, empty in a set; None if it is not there.
+        """The value of an element, empty in a set; None if there is no such element.
 
-        Who is in a set of clients nobody knows: a number is how many seconds they stay there.
+        The members of a set of clients are not known: the value is their timeout in seconds.
         """
         if container.startswith(AFFINITY):
             return self._ruleset.affinity[container]
         return self._elements.get(container, {}).get(key)
 
     def _bridged(self, flow: Flow) -> Flow:
-        """The flow after the bridge family's chain, which knows the port as its interface."""
+        """The flow after the bridge family's chain, which sees the port as the interface."""
         base, port = self._ruleset.base, flow.packet.bridge_port
         if not port or base.bridge is None:
             return flow
@@ -314,13 +313,13 @@ class NftablesRules(WalkableRules):
             (reading,) = RuleReader(rule, self._has).read(flow)
             flow = reading.flow
             if reading.does:
-                does = "marks it as a bridge port's"
+                does = "mark as coming from a bridge port"
                 flow = flow.met(RuleStep(table=table, chain="prerouting", rule=rule, does=does))
         return replace(flow, packet=replace(flow.packet, interface=outer))
 
 
 def _hooks(ruleset: NftablesRuleset) -> dict[Hook, list[str]]:
-    """The base chains of each hook, in the order in which the kernel asks them."""
+    """The base chains of each hook, in the kernel's order."""
     found: dict[Hook, list[tuple[int, str]]] = {}
     for chain, head in ruleset.base.heads.items():
         if match := _HEAD.fullmatch(head):

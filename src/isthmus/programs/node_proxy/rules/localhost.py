@@ -1,8 +1,8 @@
-"""Node ports on localhost: which there are, and which endpoint a connection to one gets.
+"""Node ports on localhost: which ports exist, and which endpoint a connection gets.
 
-Rules cannot translate what goes to a loopback address without route_localnet, which opens services
-of this node to its neighbours. What is here says of a connection what the rules say of one from
-the node to its own address: the same endpoints, by chance, or the one that a client is bound to.
+Rules cannot translate packets to a loopback address without route_localnet, which exposes services
+of this node to its neighbours. The choice here equals that of the rules for a connection from the
+node to its own address: the same endpoints, at random or by session affinity.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from isthmus.programs.node_proxy.rules.model import (
 from isthmus.text.addresses import reached_address
 from isthmus.values import HostPort
 
-#: The address at which each family has its node ports.
+#: The loopback address of each family's node ports.
 LOOPBACK = {IpFamily.IPV4: "127.0.0.1", IpFamily.IPV6: "::1"}
-#: Endpoints that one connection tries, where its client is bound to none.
+#: How many endpoints a connection tries if its client has no affinity.
 MOST_TRIES = 3
-#: Clients that are remembered: a client may choose its address from all of 127.0.0.0/8.
+#: How many clients are remembered: a client may use any source address in 127.0.0.0/8.
 MOST_BOUND = 10_000
 
-#: A number from 0 up to, and without, the one that is given.
+#: Returns a random number from 0 to the argument, exclusive.
 Chance = Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalhostPort:
-    """A node port on localhost, and what is behind it; there is an endpoint at least."""
+    """A node port on localhost with its endpoints, at least one."""
 
     key: PortKey
     at: HostPort
@@ -43,9 +43,9 @@ class LocalhostPort:
 
 
 def localhost_ports(view: ServiceView) -> dict[HostPort, LocalhostPort]:
-    """The TCP node ports of a family that have an endpoint, by where they are reached.
+    """The TCP node ports of a family that have an endpoint, by their listen address.
 
-    One that has none is refused by nobody listening, as rules refuse it at other addresses.
+    A port without endpoints has no listener, so connections are refused, as rules do elsewhere.
     """
     found: dict[HostPort, LocalhostPort] = {}
     for key, backed in view.ports.items():
@@ -57,12 +57,12 @@ def localhost_ports(view: ServiceView) -> dict[HostPort, LocalhostPort]:
             port = LocalhostPort(
                 key=key, at=at, endpoints=endpoints, affinity_s=backed.port.affinity_s
             )
-            found.setdefault(at, port)  # two that claim one: as in the rules, the first has it
+            found.setdefault(at, port)  # on a conflict the first port wins, as in the rules
     return found
 
 
 def _endpoints(backed: BackedPort) -> tuple[HostPort, ...]:
-    """Those that the rules have for traffic of the node: also with policy Local those elsewhere."""
+    """The endpoints for traffic from the node: with policy Local also those on other nodes."""
     chosen = backed.backends.cluster
     if not chosen and backed.port.external_local:
         chosen = backed.backends.local
@@ -70,17 +70,17 @@ def _endpoints(backed: BackedPort) -> tuple[HostPort, ...]:
 
 
 def _is_here(endpoint: Endpoint) -> bool:
-    # No API server takes one. It would be a service of this node, or this very listener.
+    # No API server accepts such an endpoint: it would be a service of this node, or this listener.
     return reached_address(endpoint.ip).is_loopback
 
 
 class Affinity:
-    """Which endpoint each client of a port is bound to; time is the caller's."""
+    """The endpoint that each client of a port is bound to; the caller passes the time."""
 
     def __init__(self, chance: Chance, *, most: int = MOST_BOUND) -> None:
         self._chance = chance
         self._most = most
-        self._bound: dict[tuple[PortKey, str], tuple[HostPort, float]] = {}  # the latest last
+        self._bound: dict[tuple[PortKey, str], tuple[HostPort, float]] = {}  # least recent first
 
     def __len__(self) -> int:
         return len(self._bound)
@@ -88,7 +88,7 @@ class Affinity:
     def order(self, port: LocalhostPort, client: str, *, now: float) -> list[HostPort]:
         """The endpoints to try for a connection of a client, which is bound from now on.
 
-        A client that is bound has one: the rules give it no other while that is there.
+        A bound client gets one endpoint only: rules choose no other while that one exists.
         """
         if not port.affinity_s:
             return self._some(port.endpoints)
@@ -102,10 +102,10 @@ class Affinity:
         return [bound]
 
     def _some(self, endpoints: tuple[HostPort, ...]) -> list[HostPort]:
-        """A few of them, each as likely as the others to be the first."""
+        """A few random endpoints; each is equally likely to be the first."""
         first = self._chance(len(endpoints))
         return [*endpoints[first:], *endpoints[:first]][:MOST_TRIES]
 
     def forget(self, keep: Mapping[PortKey, LocalhostPort]) -> None:
-        """Forget clients of ports that are gone."""
+        """Forget clients of ports that no longer exist."""
         self._bound = {key: bound for key, bound in self._bound.items() if key[0] in keep}

@@ -1,7 +1,7 @@
-"""What the rules are made of: ports of Services and the endpoints behind them, per IP family.
+"""The input of the rules: Service ports and the endpoints behind them, per IP family.
 
-Only what a packet can meet is here. How objects of the API become these values is said in
-reading.py, and how they are kept up to date in tracker.py.
+Only what can affect a packet is here. reading.py turns API objects into these values, and
+tracker.py keeps them up to date.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ V = TypeVar("V")
 
 
 class IpFamily(Enum):
-    """An IP family; the value is Kubernetes' word for it."""
+    """An IP family; the value is Kubernetes' name for it."""
 
     IPV4 = "IPv4"
     IPV6 = "IPv6"
@@ -31,7 +31,7 @@ class IpFamily(Enum):
 
 
 class PortProtocol(Enum):
-    """A protocol of a port; the value is what iptables and nft call it."""
+    """The protocol of a port; the value is iptables' and nft's name for it."""
 
     TCP = "tcp"
     UDP = "udp"
@@ -52,10 +52,10 @@ class PortKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicePort:
-    """One port of one Service in one IP family: where it is reached, and by which policies.
+    """One port of one Service in one IP family: its addresses and its policies.
 
-    Addresses are all of that family. ``node_port``, ``health_check_node_port`` and
-    ``affinity_s`` are 0 where there is none.
+    All addresses are of that family. ``node_port``, ``health_check_node_port`` and ``affinity_s``
+    are 0 if the Service has none.
     """
 
     key: PortKey
@@ -72,24 +72,25 @@ class ServicePort:
 
     @property
     def external(self) -> bool:
-        """Reached by something else than its cluster IP."""
+        """Whether the port has addresses besides its cluster IP."""
         return bool(self.node_port or self.external_ips or self.load_balancer_ips)
 
     @property
     def uses_cluster_endpoints(self) -> bool:
-        """Some of its traffic may go to any node."""
+        """Whether some of its traffic may go to any node."""
+        # Pods and the node itself reach "Local" external addresses as if they were cluster IPs.
         # Pods and the node itself reach "Local" external addresses as if they were cluster IPs.
         return not self.internal_local or self.external
 
     @property
     def uses_local_endpoints(self) -> bool:
-        """Some of its traffic stays on this node."""
+        """Whether some of its traffic has to stay on this node."""
         return self.internal_local or (self.external_local and self.external)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """One address and port behind a Service; ``local`` ones are on this node."""
+    """One address and port behind a Service; ``local`` if the endpoint is on this node."""
 
     ip: str
     port: int
@@ -106,11 +107,11 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenEndpoints:
-    """The endpoints of a port that this node uses (service_ports.py), each list sorted by its text.
+    """The endpoints of a port that this node uses (see tracker.py), sorted by their text.
 
-    ``cluster`` are for policy Cluster, ``local`` for policy Local, ``reachable`` all of either.
-    ``exist`` is true if there are usable ones anywhere, even where none of these lists has any.
-    ``serving`` are all that serve, chosen or not: flows to them that the kernel remembers are good.
+    ``cluster`` are for policy Cluster, ``local`` for policy Local, ``reachable`` is their union.
+    ``exist`` is true if there are usable endpoints anywhere, even if all these lists are empty.
+    ``serving`` are all serving endpoints, chosen or not: conntrack entries to them are kept.
     """
 
     cluster: tuple[Endpoint, ...] = ()
@@ -122,7 +123,7 @@ class ChosenEndpoints:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackedPort:
-    """A port with what is behind it. An unchanged one is the same object in the next view."""
+    """A port and its endpoints. An unchanged port is the same object in the next view."""
 
     port: ServicePort
     backends: ChosenEndpoints
@@ -130,7 +131,7 @@ class BackedPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceView:
-    """All that is to be programmed for one family; ports are sorted by their keys' text."""
+    """Everything to be programmed for one family; ports are sorted by the text of their keys."""
 
     family: IpFamily
     ports: Mapping[PortKey, BackedPort]
@@ -139,12 +140,12 @@ class ServiceView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
-    """A view, and how it differs from the one taken before.
+    """A view, and its differences from the previous one.
 
-    ``changed`` are the Services of which anything changed in this family, removed ones included.
-    ``udp`` says that endpoints of UDP ports changed, so that the kernel may remember gone ones.
-    ``triggers`` are the times, in seconds since 1970, at which what changed had changed.
-    ``services`` and ``endpoint_slices`` are how many changes of either it is made of.
+    ``changed`` are the Services that changed in this family, removed ones included. ``udp`` is true
+    if endpoints of UDP ports changed, so that conntrack may have entries to removed endpoints.
+    ``triggers`` are the times of the underlying changes, in seconds since 1970. ``services`` and
+    ``endpoint_slices`` count the object changes in this update.
     """
 
     view: ServiceView
@@ -157,7 +158,7 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class SlicePort:
-    """A port of an EndpointSlice; the name is that of the Service's port."""
+    """A port of an EndpointSlice; its name is that of the Service's port."""
 
     name: str
     protocol: PortProtocol
@@ -165,10 +166,10 @@ class SlicePort:
 
 
 class SliceEndpoint(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """One address of an EndpointSlice, written canonically; ``node`` is empty where unknown.
+    """One address of an EndpointSlice in canonical form; ``node`` is empty if unknown.
 
-    A struct of msgspec, not a dataclass: there are tens of thousands, and one takes 0.2 µs and
-    88 bytes instead of 1.3 µs and 120.
+    This is a msgspec struct and not a dataclass because there are tens of thousands of them: one
+    takes 0.2 µs and 88 bytes instead of 1.3 µs and 120.
     """
 
     address: str
@@ -184,8 +185,8 @@ class SliceEndpoint(msgspec.Struct, frozen=True, gc=False, kw_only=True):
 class SliceObject:
     """An EndpointSlice of one IP family that belongs to a Service.
 
-    ``changed_at`` is when the pods changed that made it change, in seconds since 1970, or 0; two
-    objects that differ in nothing else are equal.
+    ``changed_at`` is the time of the pod change that triggered the slice's last change, in seconds
+    since 1970, or 0; it does not count for equality.
     """
 
     namespace: str
@@ -203,7 +204,7 @@ class SliceObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectPort:
-    """A port of a Service; ``node_port`` is 0 where there is none."""
+    """A port of a Service; ``node_port`` is 0 if there is none."""
 
     name: str = ""
     protocol: PortProtocol = PortProtocol.TCP
@@ -213,11 +214,11 @@ class ObjectPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceObject:
-    """A Service, its addresses written canonically.
+    """A Service, with addresses in canonical form.
 
-    One that is not for us (headless, ExternalName, proxied by something else) has no
-    ``cluster_ips``. ``load_balancer_ips`` are those whose packets reach nodes as they are
-    (ipMode VIP). ``affinity_s`` and ``health_check_node_port`` are 0 where there is none.
+    A Service that the node proxy does not handle (headless, ExternalName, another proxy's) has no
+    ``cluster_ips``. ``load_balancer_ips`` are those whose packets arrive at nodes unchanged (ipMode
+    VIP). ``affinity_s`` and ``health_check_node_port`` are 0 if the Service has none.
     """
 
     name: ServiceName
@@ -241,9 +242,9 @@ class ServiceObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeObject:
-    """The node that we are on.
+    """The Node object of this node.
 
-    ``addresses`` are the internal ones first, then the external ones; ``taints`` are their keys.
+    ``addresses`` has internal addresses before external ones; ``taints`` are their keys.
     """
 
     name: str
@@ -259,9 +260,9 @@ class NodeObject:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectBatch(Generic[K, V]):
-    """What was heard of at once: objects as they are now, and the keys of those that are gone.
+    """Changes received together: objects in their present state, and keys of removed ones.
 
-    If ``complete``, ``put`` is all that there is.
+    If ``complete``, ``put`` is the whole list of existing objects.
     """
 
     put: Sequence[V] = ()
@@ -274,5 +275,5 @@ SliceBatch = ObjectBatch[tuple[str, str], SliceObject]
 
 
 def family_of(address: str) -> IpFamily:
-    """The family of an address or network that is one, written canonically."""
+    """The family of a canonical address or network."""
     return IpFamily.IPV6 if ":" in address else IpFamily.IPV4

@@ -1,11 +1,11 @@
-"""Reads objects of the API out of JSON, or out of what YAML gave, into the values of objects.py.
+"""Reads API objects from JSON, or from parsed YAML, into the values of model.py.
 
-Nothing here raises. What cannot be used is left out and said in ``notes``, a sentence each: a
-whole object, an endpoint, a port, an address.
+Nothing here raises. Whatever cannot be used (a whole object, an endpoint, a port, an address) is
+left out, with one entry each in ``notes``.
 
-Addresses and networks are written in the one way that rules write them. Go's sloppy parser let
-``010.0.0.1`` into old objects and reads it as 10.0.0.1, and takes an IPv4 address mapped into IPv6
-for the former; so does this.
+Addresses and networks are written in one canonical form, which rules use. Go's lenient parser let
+``010.0.0.1`` into old objects and reads it as 10.0.0.1, and reads an IPv4-mapped IPv6 address as
+IPv4; this parser does the same.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _MAPPED_BITS = 96  # ::ffff:0:0/96 (RFC 4291 §2.5.5.2)
 
 
 def canonical_address(text: str) -> str:
-    """An address in its shortest form (RFC 5952), or nothing if it is none."""
+    """An address in its shortest form (RFC 5952); empty if the text is not an address."""
     if ":" in text:
         if not is_address(text):
             return ""
@@ -58,7 +58,7 @@ def canonical_address(text: str) -> str:
 
 
 def canonical_network(text: str) -> str:
-    """A network without host bits, or nothing if it is none; space around it is no matter."""
+    """A network without host bits; empty if the text is not a network. Strips spaces."""
     address, slash, length = text.strip().partition("/")
     if not (slash and length.isascii() and length.isdigit() and len(length) <= 3):
         return ""
@@ -86,40 +86,40 @@ def _sloppy(text: str) -> str:
     return ".".join(map(str, numbers)) if max(numbers) <= 255 else ""
 
 
-#: What objects come as: JSON, or mappings.
+#: The form in which objects arrive: JSON text, or mappings.
 Given = bytes | msgspec.Raw | Mapping[str, Any]
 
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
-# RFC 3339 §5.6; fromisoformat() alone takes much more.
+# RFC 3339 §5.6; fromisoformat() alone accepts much more.
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)", re.ASCII)
 _MOST_CHARS = 80
-_MOST_NOTES = 20  # of one object
+_MOST_NOTES = 20  # per object
 
 T = TypeVar("T")
 
 
 class ObjectNotes:
-    """Says what is wrong with one object, and not without end."""
+    """Collects the defects of one object, up to a bound."""
 
     def __init__(self, notes: list[str], what: str) -> None:
         self._notes = notes
         self._what = what
         self._left = _MOST_NOTES
 
-    def __call__(self, sentence: str) -> None:
+    def __call__(self, defect: str) -> None:
         self._left -= 1
         if self._left > 0:
-            say(self._notes, self._what, sentence)
+            add_note(self._notes, self._what, defect)
         elif self._left == 0:
-            say(self._notes, self._what, "and more")
+            add_note(self._notes, self._what, "and more")
 
 
-def say(notes: list[str], what: str, sentence: str) -> None:
-    notes.append(f"{what}: {sentence}")
+def add_note(notes: list[str], what: str, defect: str) -> None:
+    notes.append(f"{what}: {defect}")
 
 
 def decoded(given: Given, shape: type[T], notes: list[str], kind: str) -> T | None:
-    """Read the parts of an object that a shape names; None, and said, if they are not so."""
+    """Decode the fields that a shape declares; None, with a note, if they do not fit."""
     try:
         if isinstance(given, Mapping):
             return msgspec.convert(given, shape)
@@ -128,8 +128,8 @@ def decoded(given: Given, shape: type[T], notes: list[str], kind: str) -> T | No
         if shape is not Named:
             named = decoded(given, Named, [], kind)
             meta = named.metadata if named else None
-            who = "/".join(filter(None, (meta.namespace, meta.name))) if meta else "without a name"
-            say(notes, f"{kind} {cut(who)}", cut(str(exc)))
+            name = "/".join(filter(None, (meta.namespace, meta.name))) if meta else "(no name)"
+            add_note(notes, f"{kind} {cut(name)}", cut(str(exc)))
         return None
 
 
@@ -138,31 +138,31 @@ def is_label(text: str) -> bool:
 
 
 def service_name(namespace: str, name: str) -> ServiceName | None:
-    """A Service's name, if both are what the API lets them be: rules have them in comments."""
+    """A Service's name, if the API would accept both parts: rules have them in comments."""
     if not (is_label(namespace) and is_label(name)):
         return None
     return ServiceName(sys.intern(namespace), sys.intern(name))
 
 
-def addresses(given: Iterable[str], what: str, said: ObjectNotes) -> tuple[str, ...]:
+def addresses(given: Iterable[str], what: str, note: ObjectNotes) -> tuple[str, ...]:
     found = []
     for text in given:
         address = canonical_address(text)
         if address:
             found.append(address)
-        elif text.strip():  # the API lets empty ones through
-            said(f"not an address, as {what}: {cut(repr(text))}")
+        elif text.strip():  # the API accepts empty ones
+            note(f"invalid {what}: {cut(repr(text))}")
     return tuple(found)
 
 
-def networks(given: Iterable[str], said: ObjectNotes) -> tuple[str, ...]:
+def networks(given: Iterable[str], note: ObjectNotes) -> tuple[str, ...]:
     found = []
     for text in given:
         network = canonical_network(text)
         if network:
             found.append(network)
         elif text.strip():
-            said(f"not a network: {cut(repr(text))}")
+            note(f"invalid source range: {cut(repr(text))}")
     return tuple(found)
 
 
@@ -180,7 +180,7 @@ def timestamp(text: str | None) -> float:
 
 
 def cut(text: str) -> str:
-    """No more of a text than a log line bears, and nothing that a terminal would obey."""
+    """Shorten a text for a log line, and escape characters that a terminal would interpret."""
     text = text if len(text) <= _MOST_CHARS else f"{text[:_MOST_CHARS]}…"
     return text if text.isprintable() else repr(text)[1:-1]
 
@@ -191,7 +191,7 @@ _DEFAULT_AFFINITY_S, _MOST_AFFINITY_S = 10800, 86400  # the API's own default an
 
 
 def service_key(given: Given) -> ServiceName | None:
-    """The name of a Service, if even that can be read."""
+    """The name of a Service; None if not even the name is readable."""
     named = decoded(given, Named, [], "Service")
     if named is None:
         return None
@@ -199,7 +199,7 @@ def service_key(given: Given) -> ServiceName | None:
 
 
 def slice_key(given: Given) -> tuple[str, str] | None:
-    """Namespace and name of an EndpointSlice, if even those can be read."""
+    """Namespace and name of an EndpointSlice; None if not even those are readable."""
     named = decoded(given, Named, [], "EndpointSlice")
     if named is None:
         return None
@@ -210,9 +210,9 @@ def slice_key(given: Given) -> tuple[str, str] | None:
 def read_service(
     given: Given, notes: list[str], *, from_file: bool = False
 ) -> ServiceObject | None:
-    """Read a Service; None if it cannot be one.
+    """Read a Service; None if the object is not a usable Service.
 
-    One ``from_file`` has no defaults from the API: its namespace may be missing.
+    A Service ``from_file`` has no defaults from the API: its namespace may be missing.
     """
     found = decoded(given, ServiceShape, notes, "Service")
     if found is None:
@@ -221,22 +221,22 @@ def read_service(
     namespace = meta.namespace or ("default" if from_file else "")
     name = service_name(namespace, meta.name or "")
     if name is None:
-        say(notes, "Service", f"not a namespace and a name: {namespace!r}, {meta.name!r}")
+        add_note(notes, "Service", f"invalid namespace or name: {namespace!r}, {meta.name!r}")
         return None
-    said = ObjectNotes(notes, f"Service {name}")
+    note = ObjectNotes(notes, f"Service {name}")
     if meta.labels is not None and meta.labels.proxy_name is not None:
         return ServiceObject(name=name)
-    cluster_ips = _cluster_ips(spec, said)
+    cluster_ips = _cluster_ips(spec, note)
     if not cluster_ips:
         if from_file and spec.type != "ExternalName" and not (spec.cluster_ip or spec.cluster_ips):
-            said("no clusterIP: nobody gives it one here")
+            note("no clusterIP: without an API server nothing assigns one")
         return ServiceObject(name=name)
-    external_ips = addresses(spec.external_ips or (), "external IP", said)
-    source_ranges = networks(spec.source_ranges or (), said)
-    balancer = addresses(_ingress(found), "load balancer IP", said)
+    external_ips = addresses(spec.external_ips or (), "external IP", note)
+    source_ranges = networks(spec.source_ranges or (), note)
+    balancer = addresses(_ingress(found), "load balancer IP", note)
     if balancer and not source_ranges and any(map(str.strip, spec.source_ranges or ())):
-        # Without any they would be open to all.
-        said("its load balancer IPs are left out: no source range can be read")
+        # Without any source range the load balancer IPs would be open to everyone.
+        note("load balancer IPs ignored: no valid source range")
         balancer = ()
     outside = spec.type in ("LoadBalancer", "NodePort") or (
         spec.type in (None, "", "ClusterIP") and bool(spec.external_ips)
@@ -246,11 +246,11 @@ def read_service(
     return ServiceObject(
         name=name,
         cluster_ips=cluster_ips,
-        ports=tuple(_service_ports(spec.ports or (), said)),
+        ports=tuple(_service_ports(spec.ports or (), note)),
         external_ips=external_ips,
         load_balancer_ips=balancer,
         source_ranges=source_ranges,
-        affinity_s=_affinity_s(spec, said),
+        affinity_s=_affinity_s(spec, note),
         internal_local=spec.internal_traffic_policy == "Local",
         external_local=external_local,
         health_check_node_port=port_number(spec.health_check_node_port) if checked else 0,
@@ -258,47 +258,47 @@ def read_service(
 
 
 def read_slice(given: Given, notes: list[str], *, from_file: bool = False) -> SliceObject | None:
-    """Read an EndpointSlice; None if it is not one with addresses of a Service.
+    """Read an EndpointSlice; None if it has no addresses of a Service.
 
-    One ``from_file`` has no defaults from the API: namespace and port names may be missing.
+    A slice ``from_file`` has no defaults from the API: namespace and port names may be missing.
     """
     found = decoded(given, SliceShape, notes, "EndpointSlice")
     if found is None:
         return None
     meta, labels = found.metadata, found.metadata.labels
     namespace, name = meta.namespace or ("default" if from_file else ""), meta.name or ""
-    said = ObjectNotes(notes, f"EndpointSlice {cut(f'{namespace}/{name}')}")
+    note = ObjectNotes(notes, f"EndpointSlice {cut(f'{namespace}/{name}')}")
     family = _FAMILIES.get(found.address_type or "")
     if family is None or (labels is not None and labels.headless is not None):
-        return None  # names instead of addresses; or pods that only DNS knows
+        return None  # addressType FQDN
     labelled = labels.service_name if labels is not None else None
     if not labelled:
-        # The API allows it, for uses of its own; in a file the label was forgotten.
+        # The API allows slices without the label; in a file it was probably forgotten.
         if from_file:
-            said("no label kubernetes.io/service-name: no Service has it")
+            note("no label kubernetes.io/service-name: the slice belongs to no Service")
         return None
     service = service_name(namespace, labelled)
     if service is None or not name:
-        said("no namespace or name, or a label kubernetes.io/service-name that names no Service")
+        note("no namespace, no name, or an invalid label kubernetes.io/service-name")
         return None
     return SliceObject(
         namespace=service.namespace,
         name=name,
         service=service,
         family=family,
-        ports=tuple(_slice_ports(found, said, unnamed=from_file)),
-        endpoints=tuple(_endpoints(found.endpoints or (), family, said)),
+        ports=tuple(_slice_ports(found, note, unnamed=from_file)),
+        endpoints=tuple(_endpoints(found.endpoints or (), family, note)),
         changed_at=timestamp(meta.annotations.changed_at if meta.annotations is not None else None),
     )
 
 
 def read_node(given: Given, notes: list[str]) -> NodeObject | None:
-    """Read a Node; None if it cannot be one."""
+    """Read a Node; None if the object is not a usable Node."""
     found = decoded(given, NodeShape, notes, "Node")
     if found is None or not found.metadata.name:
         return None
     meta, spec = found.metadata, found.spec
-    said = ObjectNotes(notes, f"Node {cut(meta.name or '')}")
+    note = ObjectNotes(notes, f"Node {cut(meta.name or '')}")
     listed = found.status.addresses or ()
     cidrs = spec.pod_cidrs or ([spec.pod_cidr] if spec.pod_cidr else [])
     return NodeObject(
@@ -311,9 +311,9 @@ def read_node(given: Given, notes: list[str]) -> NodeObject | None:
                 if each.type == kind
             ],
             "address",
-            said,
+            note,
         ),
-        pod_cidrs=networks(cidrs, said),
+        pod_cidrs=networks(cidrs, note),
         labels=dict(meta.labels or {}),
         taints=tuple(each.key for each in spec.taints or () if each.key),
         deleting=bool(meta.deletion_timestamp),
@@ -321,7 +321,7 @@ def read_node(given: Given, notes: list[str]) -> NodeObject | None:
 
 
 def read_service_cidrs(given: Given, notes: list[str]) -> tuple[str, tuple[str, ...]] | None:
-    """Read a ServiceCIDR: its name, and networks; None if it cannot be one."""
+    """Read a ServiceCIDR into its name and networks; None if the object is not usable."""
     found = decoded(given, ServiceCidrShape, notes, "ServiceCIDR")
     if found is None or not found.metadata.name:
         return None
@@ -329,24 +329,24 @@ def read_service_cidrs(given: Given, notes: list[str]) -> tuple[str, tuple[str, 
     return name, networks(found.spec.cidrs or (), ObjectNotes(notes, f"ServiceCIDR {cut(name)}"))
 
 
-def _cluster_ips(spec: ServiceSpec, said: ObjectNotes) -> tuple[str, ...]:
+def _cluster_ips(spec: ServiceSpec, note: ObjectNotes) -> tuple[str, ...]:
     given = spec.cluster_ips or ([spec.cluster_ip] if spec.cluster_ip else [])
     first = spec.cluster_ip or (given[0] if given else "")
     if spec.type == "ExternalName" or first in ("", "None"):
         return ()
-    ips = addresses(given, "cluster IP", said)
+    ips = addresses(given, "cluster IP", note)
     if spec.ip_families:
         ips = tuple(ip for ip in ips if family_of(ip).value in spec.ip_families)
-    # At most one of each family, the first.
+    # At most one per family: the first.
     return tuple({family_of(ip): ip for ip in reversed(ips)}.values())[::-1]
 
 
-def _service_ports(ports: Iterable[ServicePortShape], said: ObjectNotes) -> Iterable[ObjectPort]:
+def _service_ports(ports: Iterable[ServicePortShape], note: ObjectNotes) -> Iterable[ObjectPort]:
     for each in ports:
         protocol = _PROTOCOLS.get(each.protocol or "TCP")
         name, port = each.name or "", port_number(each.port)
         if protocol is None or not port or (name and not is_label(name)):
-            said(f"not a port: {_given(name, each.port, each.protocol)}")
+            note(f"invalid port: {_given(name, each.port, each.protocol)}")
             continue
         yield ObjectPort(
             name=sys.intern(name),
@@ -365,7 +365,7 @@ def _ingress(found: ServiceShape) -> list[str]:
     ]
 
 
-def _affinity_s(spec: ServiceSpec, said: ObjectNotes) -> int:
+def _affinity_s(spec: ServiceSpec, note: ObjectNotes) -> int:
     if spec.session_affinity != "ClientIP":
         return 0
     config = spec.session_affinity_config
@@ -374,30 +374,30 @@ def _affinity_s(spec: ServiceSpec, said: ObjectNotes) -> int:
     if given is None or given <= 0:
         return _DEFAULT_AFFINITY_S
     if given > _MOST_AFFINITY_S:
-        # The kernel takes less than a number can be, and refuses all rules for one.
-        said(f"clients are remembered for {_MOST_AFFINITY_S} s, not for {given}")
+        # A larger timeout overflows in the kernel, which then rejects the whole rule set.
+        note(f"session affinity timeout {given} s is too long: using {_MOST_AFFINITY_S} s")
     return min(given, _MOST_AFFINITY_S)
 
 
-def _slice_ports(found: SliceShape, said: ObjectNotes, *, unnamed: bool) -> Iterable[SlicePort]:
+def _slice_ports(found: SliceShape, note: ObjectNotes, *, unnamed: bool) -> Iterable[SlicePort]:
     for each in found.ports or ():
         protocol = _PROTOCOLS.get(each.protocol or "TCP")
         name, port = "" if each.name is None and unnamed else each.name, port_number(each.port)
         if name is None:
-            said("a port without a name")
+            note("port without a name")
         elif protocol is None or not port or (name and not is_label(name)):
-            said(f"not a port: {_given(name, each.port, each.protocol)}")
+            note(f"invalid port: {_given(name, each.port, each.protocol)}")
         else:
             yield _slice_port(name, protocol, port)
 
 
 def _given(name: str, port: object, protocol: object) -> str:
-    """What a port says of itself, without what it leaves out."""
+    """A port as the object has it, without absent fields."""
     given = [repr(name), *(str(each) for each in (port, protocol) if each is not None)]
     return cut(" ".join(given))
 
 
-# Slices are many and their ports, nodes and zones few: equal values are one object.
+# There are many slices and few distinct ports, nodes and zones: equal values share one object.
 @lru_cache(maxsize=4096)
 def _slice_port(name: str, protocol: PortProtocol, port: int) -> SlicePort:
     return SlicePort(sys.intern(name), protocol, port)
@@ -412,13 +412,13 @@ _NO_HINTS: frozenset[str] = frozenset()
 
 
 def _endpoints(
-    endpoints: Iterable[SliceEndpointShape], family: IpFamily, said: ObjectNotes
+    endpoints: Iterable[SliceEndpointShape], family: IpFamily, note: ObjectNotes
 ) -> Iterable[SliceEndpoint]:
     for each in endpoints:
         given = each.addresses[0] if each.addresses else ""  # "consumers should use the first"
         address = canonical_address(given)
         if not address or family_of(address) is not family:
-            said(f"not an {family.value} address: {cut(repr(given))}")
+            note(f"invalid {family.value} address: {cut(repr(given))}")
             continue
         state, hints = each.conditions, each.hints
         zones = nodes = _NO_HINTS

@@ -1,8 +1,8 @@
-"""Rules as text in any of the three modes, and what a change of Services does to them.
+"""Rules as text in any of the three modes, and the differences that a change of Services makes.
 
-The text is what would be written into a kernel that has none of ours. Places, such as a chain or a
-set, are for telling what differs and for nothing else. Changes are told in words, port by port,
-and rule by rule.
+The text is what the program would write into an empty kernel. Lines are grouped by chain or set
+only so that differences can be shown. Differences are shown port by port in words, then rule by
+rule.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from isthmus.programs.node_proxy.rules.nftables.ruleset import NftablesRenderer,
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
-#: What people call the settings of a port, in the order in which they are told.
+#: The names of a port's settings for users, in order of display.
 _WORDS = {
     "cluster_ip": "cluster IP",
     "port": "port",
@@ -52,7 +52,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortChange:
-    """One port that is added, removed or changed, and a clause for everything about it."""
+    """One port that is added, removed or changed, with a phrase for each detail."""
 
     key: PortKey
     what: str
@@ -61,14 +61,14 @@ class PortChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineChange:
-    """Lines of one place that go and come, in order; each with its sign, ``-`` or ``+``."""
+    """Lines of one chain or set that change, in order, each with its sign ``-`` or ``+``."""
 
     place: str
     lines: tuple[tuple[str, str], ...]
 
 
 def port_changes(old: ServiceView, new: ServiceView) -> list[PortChange]:
-    """What differs between two views of a family, by the ports' names."""
+    """The differences between two views of a family, sorted by port name."""
     keys = sorted(
         old.ports.keys() | new.ports.keys(), key=lambda key: (str(key), key.protocol.value)
     )
@@ -78,21 +78,19 @@ def port_changes(old: ServiceView, new: ServiceView) -> list[PortChange]:
         if before == after:
             continue
         if before is None and after is not None:
-            found.append(PortChange(key=key, what=ADDED, words=tuple(_told(after))))
+            found.append(PortChange(key=key, what=ADDED, words=tuple(_described(after))))
         elif after is None and before is not None:
-            found.append(PortChange(key=key, what=REMOVED, words=tuple(_told(before))))
+            found.append(PortChange(key=key, what=REMOVED, words=tuple(_described(before))))
         elif before is not None and after is not None:
             words = (*_settings(before.port, after.port), *_endpoints(before, after))
             found.append(
-                PortChange(
-                    key=key, what=CHANGED, words=words or ("endpoints are chosen otherwise",)
-                )
+                PortChange(key=key, what=CHANGED, words=words or ("endpoint selection changed",))
             )
     return found
 
 
-def _told(backed: BackedPort) -> Iterator[str]:
-    """A whole port: its address, the settings that it has, and how many endpoints."""
+def _described(backed: BackedPort) -> Iterator[str]:
+    """A whole port: its address, its settings, and the number of endpoints."""
     port = backed.port
     host = f"[{port.cluster_ip}]" if ":" in port.cluster_ip else port.cluster_ip
     yield f"cluster IP {host}:{port.port}/{port.key.protocol.value}"
@@ -128,29 +126,29 @@ def _endpoints(before: BackedPort, after: BackedPort) -> Iterator[str]:
     for endpoint in sorted(new.keys() & old.keys()):
         yield from _moved(endpoint, old[endpoint], new[endpoint])
     if _lack(before) != _lack(after):
-        yield _lack(after).removeprefix(", ") or "traffic finds endpoints again"
+        yield _lack(after).removeprefix(", ") or "endpoints are available again"
 
 
 def _moved(text: str, before: Endpoint, after: Endpoint) -> Iterator[str]:
     if before.local != after.local:
-        yield f"endpoint {text} is {'on this node' if after.local else 'elsewhere'} now"
+        yield f"endpoint {text} is {'on this node' if after.local else 'on another node'} now"
     if before.terminating != after.terminating:
         yield f"endpoint {text} is {'' if after.terminating else 'no longer '}terminating"
 
 
 def _where(endpoint: Endpoint) -> str:
-    said = ["on this node"] if endpoint.local else []
-    said += ["terminating"] if endpoint.terminating else []
-    return f" ({', '.join(said)})" if said else ""
+    notes = ["on this node"] if endpoint.local else []
+    notes += ["terminating"] if endpoint.terminating else []
+    return f" ({', '.join(notes)})" if notes else ""
 
 
 def _used(backed: BackedPort) -> dict[str, Endpoint]:
-    """The endpoints that get traffic, by their texts."""
+    """The endpoints that receive traffic, by their text."""
     return {str(each): each for each in backed.backends.reachable}
 
 
 def _lack(backed: BackedPort) -> str:
-    """What traffic does not find, if it is so."""
+    """The traffic that finds no endpoint, if any."""
     port, backends = backed.port, backed.backends
     if not backends.exist:
         return ", traffic is refused"
@@ -162,13 +160,13 @@ def _lack(backed: BackedPort) -> str:
         )
         if local and not backends.local
     ]
-    return f", {' and '.join(kinds)} traffic finds none on this node" if kinds else ""
+    return f", {' and '.join(kinds)} traffic has no endpoint on this node" if kinds else ""
 
 
 def line_changes(
     old: Mapping[str, tuple[str, ...]], new: Mapping[str, tuple[str, ...]]
 ) -> list[LineChange]:
-    """The lines that differ, place by place; see ``rendering.Rendered.places``."""
+    """The lines that differ, by chain or set; see ``Rendered.places``."""
     found: list[LineChange] = []
     for place in dict.fromkeys((*new, *old)):
         before, after = old.get(place, ()), new.get(place, ())
@@ -178,7 +176,7 @@ def line_changes(
 
 
 def _lines(before: tuple[str, ...], after: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    # Without "junk": a rule that comes often, as in no chain of ours, would not be compared.
+    # autojunk would ignore lines that repeat often.
     matcher = SequenceMatcher(None, before, after, autojunk=False)
     for tag, start, end, other_start, other_end in matcher.get_opcodes():
         if tag != "equal":
@@ -191,13 +189,13 @@ _SERVICE_FLAGS = {
     PortProtocol.UDP: "-u",
     PortProtocol.SCTP: "--sctp-service",
 }
-#: The interface that has the addresses of Services, as kube-proxy calls it.
+#: The interface that holds the addresses of Services; the name is kube-proxy's.
 _INTERFACE = "kube-ipvs0"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rendered:
-    """Rules as text, and the lines of each place; where order does not matter they are sorted."""
+    """Rules as text, and their lines by chain or set, sorted where order does not matter."""
 
     text: str
     places: Mapping[str, tuple[str, ...]]
@@ -211,9 +209,9 @@ def rendered(
     options: IpvsOptions | None = None,
     node_addresses: Iterable[str] = (),
 ) -> Rendered:
-    """Render a view by ``iptables``, ``nftables`` or ``ipvs``.
+    """Render a view for ``iptables``, ``nftables`` or ``ipvs``.
 
-    ``node_addresses`` are the node's, without loopback ones; with ``options`` they are for ipvs.
+    ``node_addresses`` are the node's without loopback addresses; they and ``options`` are for ipvs.
     """
     if mode == "nftables":
         return _nftables(view, settings)
@@ -265,7 +263,7 @@ def _ipvs(made: IpvsPlan, settings: RuleSettings) -> Rendered:
         if entries
     }
     for table, rules in (("nat", tables.nat), ("filter", tables.filter)):
-        ordered = sorted(rules, key=_chain)  # which keeps the order of each chain
+        ordered = sorted(rules, key=_chain)  # a stable sort keeps the order within each chain
         places |= {f"{table} {chain}": tuple(each) for chain, each in groupby(ordered, _chain)}
     for server, lines in groupby(_servers(made), lambda line: line.split()[2]):
         places[f"virtual server {server}"] = tuple(lines)
@@ -285,7 +283,7 @@ def _jumps() -> Iterator[str]:
 
 
 def _servers(made: IpvsPlan) -> Iterator[str]:
-    """Virtual servers and their destinations, as ipvsadm reads them; ours are masquerading."""
+    """Virtual servers and their destinations in ipvsadm's syntax, all with masquerading."""
     for server in sorted(made.servers, key=lambda each: str(each.key)):
         place = f"{_SERVICE_FLAGS[server.key.protocol]} {_place(server)}"
         kept = f" -p {server.timeout_s}" if server.flags & IpvsFlags.PERSISTENT else ""

@@ -1,4 +1,4 @@
-"""What holds for all rules of one family on this node; a new value means a full sync."""
+"""Settings common to all rules of one family on this node; a change requires a full sync."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from isthmus.programs.node_proxy.rules.detectors import NOTHING_LOCAL, LocalTrafficDetector
 from isthmus.programs.node_proxy.rules.model import IpFamily
 
-#: kube-proxy's: with more endpoints than this, rules of Services have no comments.
+#: kube-proxy's threshold: with more endpoints than this, Service rules have no comments.
 LARGE_CLUSTER_ENDPOINTS = 1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleSettings:
-    """The node's side of the rules.
+    """What rules depend on besides Services.
 
     ``node_ip`` is the node's address of this family, or empty. ``node_port_addresses`` are the
-    addresses of this node that take node ports, None for every address that it has.
-    ``accounting`` says that nfacct objects can be counted with, ``drop_invalid`` that packets
-    without a connection are dropped (nf_conntrack_tcp_be_liberal is 0). ``service_cidrs`` are the
-    ranges of cluster IPs, of any family: nftables drops what is sent to one that nobody has.
+    addresses of this node that accept node ports; None for all. ``accounting`` is true if nfacct
+    counters are available, ``drop_invalid`` if packets in conntrack state INVALID are dropped
+    (nf_conntrack_tcp_be_liberal is 0). ``service_cidrs`` are the cluster IP ranges of any family:
+    nftables drops packets to unallocated cluster IPs.
     """
 
     family: IpFamily
@@ -36,5 +36,5 @@ class RuleSettings:
 
     @property
     def mark(self) -> str:
-        """The mark of packets to be masqueraded, written as kube-proxy writes it."""
+        """The mark of packets to be masqueraded, in kube-proxy's notation."""
         return f"{1 << self.masquerade_bit:#010x}"

@@ -1,8 +1,10 @@
-"""The parts of API objects that are read, and nothing else: what msgspec decodes JSON into.
+"""The fields of API objects that the node proxy reads: targets for msgspec's JSON decoder.
 
-Every field may be missing or null, as Go leaves out or writes what it has nothing for. What the
-fields mean is in reading.py.
+Every field may be missing or null: Go omits empty fields or writes null. reading.py interprets
+them.
 """
+
+# ruff: noqa: D101  # the classes have the API's names and need no further description
 
 from __future__ import annotations
 
@@ -10,35 +12,25 @@ from msgspec import Struct, field
 
 
 class NamedMeta(Struct, gc=False):
-    """Who an object is."""
-
     name: str | None = None
     namespace: str | None = None
 
 
 class Named(Struct, gc=False):
-    """Any object."""
-
     metadata: NamedMeta
 
 
 class ServiceLabels(Struct, gc=False):
-    """Labels of a Service."""
-
     proxy_name: str | None = field(default=None, name="service.kubernetes.io/service-proxy-name")
 
 
 class ServiceMeta(Struct, gc=False):
-    """Metadata of a Service."""
-
     name: str | None = None
     namespace: str | None = None
     labels: ServiceLabels | None = None
 
 
 class ServicePortShape(Struct, gc=False, rename="camel"):
-    """A port of a Service."""
-
     name: str | None = None
     protocol: str | None = None
     port: int | None = None
@@ -46,20 +38,14 @@ class ServicePortShape(Struct, gc=False, rename="camel"):
 
 
 class ClientIp(Struct, gc=False, rename="camel"):
-    """How long a client is remembered."""
-
     timeout_seconds: int | None = None
 
 
 class AffinityConfig(Struct, gc=False):
-    """How clients are remembered."""
-
     client_ip: ClientIp | None = field(default=None, name="clientIP")
 
 
 class ServiceSpec(Struct, gc=False, rename="camel"):
-    """What is wanted of a Service."""
-
     type: str | None = None
     cluster_ip: str | None = field(default=None, name="clusterIP")
     cluster_ips: list[str] | None = field(default=None, name="clusterIPs")
@@ -75,50 +61,36 @@ class ServiceSpec(Struct, gc=False, rename="camel"):
 
 
 class Ingress(Struct, gc=False, rename="camel"):
-    """An address of a load balancer."""
-
     ip: str | None = None
     ip_mode: str | None = None
 
 
 class LoadBalancer(Struct, gc=False):
-    """Addresses of a load balancer."""
-
     ingress: list[Ingress] | None = None
 
 
 class ServiceStatus(Struct, gc=False, rename="camel"):
-    """How a Service is."""
-
     load_balancer: LoadBalancer | None = None
 
 
 class ServiceShape(Struct, gc=False):
-    """A Service."""
-
     metadata: ServiceMeta
     spec: ServiceSpec = field(default_factory=ServiceSpec)
     status: ServiceStatus = field(default_factory=ServiceStatus)
 
 
 class SliceLabels(Struct, gc=False):
-    """Labels of an EndpointSlice."""
-
     service_name: str | None = field(default=None, name="kubernetes.io/service-name")
     headless: str | None = field(default=None, name="service.kubernetes.io/headless")
 
 
 class SliceAnnotations(Struct, gc=False):
-    """Annotations of an EndpointSlice."""
-
     changed_at: str | None = field(
         default=None, name="endpoints.kubernetes.io/last-change-trigger-time"
     )
 
 
 class SliceMeta(Struct, gc=False):
-    """Metadata of an EndpointSlice."""
-
     name: str | None = None
     namespace: str | None = None
     labels: SliceLabels | None = None
@@ -126,37 +98,27 @@ class SliceMeta(Struct, gc=False):
 
 
 class SlicePortShape(Struct, gc=False):
-    """A port of an EndpointSlice."""
-
     name: str | None = None
     protocol: str | None = None
     port: int | None = None
 
 
 class Conditions(Struct, gc=False):
-    """How an endpoint is."""
-
     ready: bool | None = None
     serving: bool | None = None
     terminating: bool | None = None
 
 
 class Hint(Struct, gc=False):
-    """A zone or node that an endpoint is meant for."""
-
     name: str | None = None
 
 
 class Hints(Struct, gc=False, rename="camel"):
-    """Whom an endpoint is meant for."""
-
     for_zones: list[Hint] | None = None
     for_nodes: list[Hint] | None = None
 
 
 class SliceEndpointShape(Struct, gc=False, rename="camel"):
-    """An endpoint."""
-
     addresses: list[str] | None = None
     conditions: Conditions | None = None
     node_name: str | None = None
@@ -164,8 +126,6 @@ class SliceEndpointShape(Struct, gc=False, rename="camel"):
 
 
 class SliceShape(Struct, gc=False, rename="camel"):
-    """An EndpointSlice."""
-
     metadata: SliceMeta
     address_type: str | None = None
     ports: list[SlicePortShape] | None = None
@@ -173,56 +133,40 @@ class SliceShape(Struct, gc=False, rename="camel"):
 
 
 class NodeMeta(Struct, gc=False, rename="camel"):
-    """Metadata of a Node."""
-
     name: str | None = None
     labels: dict[str, str] | None = None
     deletion_timestamp: str | None = None
 
 
 class Taint(Struct, gc=False):
-    """A taint."""
-
     key: str | None = None
 
 
 class NodeSpec(Struct, gc=False):
-    """What is wanted of a Node."""
-
     pod_cidr: str | None = field(default=None, name="podCIDR")
     pod_cidrs: list[str] | None = field(default=None, name="podCIDRs")
     taints: list[Taint] | None = None
 
 
 class NodeAddress(Struct, gc=False):
-    """An address of a Node."""
-
     type: str | None = None
     address: str | None = None
 
 
 class NodeStatus(Struct, gc=False):
-    """How a Node is."""
-
     addresses: list[NodeAddress] | None = None
 
 
 class NodeShape(Struct, gc=False):
-    """A Node."""
-
     metadata: NodeMeta
     spec: NodeSpec = field(default_factory=NodeSpec)
     status: NodeStatus = field(default_factory=NodeStatus)
 
 
 class CidrSpec(Struct, gc=False):
-    """The networks of a ServiceCIDR."""
-
     cidrs: list[str] | None = None
 
 
 class ServiceCidrShape(Struct, gc=False):
-    """A ServiceCIDR."""
-
     metadata: NamedMeta
     spec: CidrSpec = field(default_factory=CidrSpec)

@@ -1,7 +1,7 @@
-"""Keeps Services and EndpointSlices, and says what is to be programmed and what changed of it.
+"""Keeps Services and EndpointSlices, and computes what to program and what changed.
 
-Changes are kept until they are taken. Taking costs what changed, plus a copy of the mapping of
-ports. Which endpoints a port gets on this node is service_ports.py's to say.
+Changes accumulate until they are taken. Taking costs time for what changed, plus a copy of the
+mapping of ports. ``categorize_endpoints`` chooses the endpoints that this node uses.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from isthmus.programs.node_proxy.rules.model import (
     family_of,
 )
 
-#: Endpoints by the name and protocol of a Service's port, sorted by their text.
+#: Endpoints by the name and protocol of a Service's port, sorted by text.
 EndpointsByPort = Mapping[tuple[str, PortProtocol], tuple[Endpoint, ...]]
 
 
 class _Prefer(Enum):
-    """Whose hints hold."""
+    """Which topology hints apply."""
 
     NOBODY = 0
     SAME_NODE = 1
@@ -46,10 +46,10 @@ _NONE = ChosenEndpoints()
 def categorize_endpoints(
     endpoints: tuple[Endpoint, ...], port: ServicePort, *, node_name: str, zone: str
 ) -> ChosenEndpoints:
-    """Choose from the endpoints of a port, which are sorted, for its traffic policies.
+    """Choose the endpoints of a port for each of its traffic policies.
 
-    Ready ones are used; where there are none, those that still serve while they terminate, for
-    either policy by itself.
+    Ready endpoints are used. If a policy has none, those that are terminating but still serving
+    are used for that policy.
     """
     if not endpoints:
         return _NONE
@@ -78,7 +78,7 @@ def categorize_endpoints(
 
 
 def _preference(ready: tuple[Endpoint, ...], node_name: str, zone: str) -> _Prefer:
-    """Hints of a kind hold if every ready endpoint has some and one of them is for us."""
+    """Hints of a kind apply if every ready endpoint has some and one of them names this node."""
     if not ready:
         return _Prefer.NOBODY
     if all(each.node_hints for each in ready) and any(
@@ -103,7 +103,7 @@ def _preferred(
 
 
 def _all_if(endpoints: tuple[Endpoint, ...], some: list[Endpoint]) -> tuple[Endpoint, ...]:
-    """The same tuple where nothing was left out: there are many, and they stay."""
+    """The same tuple if nothing was left out: there are many, and they live long."""
     return endpoints if len(some) == len(endpoints) else tuple(some)
 
 
@@ -118,9 +118,9 @@ def _either(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltService:
-    """A Service in one family. ``endpoints`` counts all behind its ports, usable or not.
+    """A Service in one family. ``endpoints`` counts all endpoints of its ports, usable or not.
 
-    ``local_ready`` counts addresses on this node that are ready, where somebody checks for them.
+    ``local_ready`` counts ready addresses on this node, if the Service has a health check port.
     """
 
     ports: tuple[BackedPort, ...] = ()
@@ -143,7 +143,7 @@ NOTHING = BuiltService()
 def build(
     obj: ServiceObject, family: IpFamily, behind: EndpointsByPort, *, node_name: str, zone: str
 ) -> BuiltService:
-    """Make what one Service is in one family; nothing if it has no address there."""
+    """Build one Service in one family; nothing if it has no address in the family."""
     ports = service_ports(obj, family)
     if not ports:
         return NOTHING
@@ -155,7 +155,7 @@ def build(
         backed.append(BackedPort(port=port, backends=backends))
     local: set[str] = set()
     if obj.health_check_node_port:
-        # Of every port that pods have, whether the Service has it or not (kube-proxy's count).
+        # Counts every port of the slices, in the Service or not, as kube-proxy's metric does.
         local = {
             each.ip
             for endpoints in behind.values()
@@ -171,7 +171,7 @@ def build(
 
 
 def service_ports(obj: ServiceObject, family: IpFamily) -> list[ServicePort]:
-    """The ports of a Service in one family; of two with one name and protocol the last holds."""
+    """The ports of a Service in one family; on equal name and protocol the last one wins."""
     cluster_ip = obj.cluster_ip(family)
     if not cluster_ip:
         return []
@@ -179,7 +179,7 @@ def service_ports(obj: ServiceObject, family: IpFamily) -> list[ServicePort]:
     load_balancer_ips = _of_family(obj.load_balancer_ips, family)
     source_ranges = _of_family(obj.source_ranges, family)
     if any(each.endswith("/0") for each in source_ranges):
-        source_ranges = ()  # everybody, which is what no ranges mean
+        source_ranges = ()  # a range of all addresses is the same as no ranges
     found = {
         (each.name, each.protocol): ServicePort(
             key=PortKey(obj.name, each.name, each.protocol),
@@ -204,7 +204,7 @@ def _of_family(given: Iterable[str], family: IpFamily) -> tuple[str, ...]:
 
 
 class SliceCache:
-    """Knows EndpointSlices, by their own names and by the Services that they belong to."""
+    """EndpointSlices, by their own keys and by Service."""
 
     def __init__(self) -> None:
         self._slices: dict[tuple[str, str], SliceObject] = {}
@@ -214,7 +214,7 @@ class SliceCache:
         return len(self._slices)
 
     def put(self, new: SliceObject) -> list[SliceObject]:
-        """Keep a slice; give what is different now: it, and what it was if that is elsewhere."""
+        """Store a slice; return it, and the old one if that belonged to another Service."""
         old = self._slices.get(new.key)
         if old == new:
             return []
@@ -227,7 +227,7 @@ class SliceCache:
         return [new, old]
 
     def drop(self, key: tuple[str, str]) -> list[SliceObject]:
-        """Forget a slice; give it, if there was one."""
+        """Remove a slice; return it if it was there."""
         old = self._slices.pop(key, None)
         if old is None:
             return []
@@ -235,21 +235,21 @@ class SliceCache:
         return [old]
 
     def gone(self, keys: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-        """Those that are kept and not among the keys."""
+        """The stored keys that are not among ``keys``."""
         return list(self._slices.keys() - set(keys))
 
     def hinted(self) -> Iterator[tuple[ServiceName, IpFamily]]:
-        """Whose endpoints have hints for zones."""
+        """The Services whose endpoints have topology hints, with their family."""
         for of, slices in self._of.items():
             if any(each.zone_hints for found in slices.values() for each in found.endpoints):
                 yield of
 
     def endpoints(self, service: ServiceName, family: IpFamily, node_name: str) -> EndpointsByPort:
-        """The endpoints of a Service. Of two at one place the one that is not terminating wins."""
+        """The endpoints of a Service. Of duplicates, one that is not terminating wins."""
         slices = self._of.get((service, family))
         if slices is None:
             return {}
-        # By name, so that the result does not depend on the order in which they came.
+        # Sorted by name, so that the result does not depend on the order of arrival.
         ordered = [slices[name] for name in sorted(slices)]
         found: dict[tuple[str, PortProtocol], dict[str, Endpoint]] = {}
         for each in ordered:
@@ -284,14 +284,14 @@ def _add(found: dict[str, Endpoint], given: SliceObject, port: int, node_name: s
 
 
 ZONE_LABEL = "topology.kubernetes.io/zone"
-_MOST_TRIGGERS = 100  # kept of one Service between two takes
+_MOST_TRIGGERS = 100  # per Service between two calls of take()
 
 
 class ServiceTracker:
-    """Services and EndpointSlices of a cluster, seen from one node. Not for several threads."""
+    """The Services and EndpointSlices of a cluster, seen from one node. Not thread-safe."""
 
     def __init__(self, *, node_name: str, families: Sequence[IpFamily], since: float = 0.0) -> None:
-        """``since`` is now, in seconds since 1970: what changed before is not timed."""
+        """``since`` is the present time in seconds since 1970: earlier changes are not timed."""
         self._node_name = node_name
         self._since = since
         self._zone = ""
@@ -309,12 +309,12 @@ class ServiceTracker:
 
     @property
     def synced(self) -> bool:
-        """Both Services and EndpointSlices have been listed."""
+        """Whether both Services and EndpointSlices have been listed."""
         return len(self._listed) == 2
 
     @property
     def pending(self) -> bool:
-        """Something changed since it was last taken, or nothing was taken since the listings."""
+        """Whether there is something to take: a change, or the first listing."""
         return (self.synced and self._first) or any(side.dirty for side in self._sides.values())
 
     @property
@@ -323,7 +323,7 @@ class ServiceTracker:
 
     @property
     def pending_slices(self) -> int:
-        """How many changes of EndpointSlices there were since."""
+        """The number of EndpointSlice changes since the last take."""
         return sum(side.slice_changes for side in self._sides.values())
 
     def set_node(self, labels: Mapping[str, str]) -> None:
@@ -348,7 +348,7 @@ class ServiceTracker:
             self._service_changed(obj.name)
 
     def drop_service(self, name: ServiceName) -> None:
-        """Hear that a Service is gone; one that never was is no matter."""
+        """Remove a Service; unknown names are ignored."""
         if self._services.pop(name, None) is not None:
             self._service_changed(name)
 
@@ -378,12 +378,12 @@ class ServiceTracker:
                     side.trigger(obj.service, obj.changed_at)
 
     def drop_slice(self, namespace: str, name: str) -> None:
-        """Hear that an EndpointSlice is gone; one that never was is no matter."""
+        """Remove an EndpointSlice; unknown keys are ignored."""
         for each in self._slices.drop((namespace, name)):
             side = self._mark(each.service, each.family)
             if side is not None:
                 side.slice_changes += 1
-                # Its time is that of its last change, not of its end.
+                # The slice's time is that of its last change, not of its removal.
                 side.triggers.pop(each.service, None)
 
     def hear_slices(self, batch: SliceBatch) -> None:
@@ -396,9 +396,9 @@ class ServiceTracker:
             self.put_slice(obj)
 
     def take(self) -> dict[IpFamily, Update]:
-        """Give what is to be programmed, and what changed since this was last asked.
+        """Return what to program, and what changed since the last call.
 
-        What did not change is the same object as before.
+        Unchanged parts are the same objects as before.
         """
         taken = {
             family: side.take(
@@ -412,9 +412,9 @@ class ServiceTracker:
         return taken
 
     def local_ready(self) -> dict[ServiceName, int]:
-        """How many endpoints on this node are ready, of Services with a health check port.
+        """The number of ready endpoints on this node, per Service with a health check port.
 
-        An endpoint of two families is one: of the families' counts it is the larger.
+        An endpoint with addresses of both families counts once: the larger of the two counts.
         """
         found: dict[ServiceName, int] = {}
         for side in self._sides.values():
@@ -423,7 +423,7 @@ class ServiceTracker:
         return found
 
     def health_ports(self) -> dict[ServiceName, int]:
-        """The health check ports of Services that have one, as last taken."""
+        """The health check ports of Services that have one, as of the last take."""
         return {
             name: built.health_port
             for side in self._sides.values()
@@ -451,7 +451,7 @@ class ServiceTracker:
 
 
 class _Side:
-    """What was last taken of one family, and what changed since."""
+    """One family as last taken, and its changes since."""
 
     def __init__(self, family: IpFamily) -> None:
         self._view = ServiceView(family=family, ports={})
@@ -467,7 +467,7 @@ class _Side:
         del times[:-_MOST_TRIGGERS]
 
     def take(self, built: Mapping[ServiceName, BuiltService], service_changes: int) -> Update:
-        """Put in what the dirty Services are now."""
+        """Update the dirty Services in the view."""
         ports = dict(self._view.ports)
         endpoints, udp, added = self._view.endpoints, False, False
         changed = set()
@@ -503,7 +503,7 @@ class _Side:
         if not new.ports:
             self._built.pop(name, None)
             return
-        # The objects that are in the view, which may be older than these and equal.
+        # Reuse the view's objects, which may be older than these and equal.
         kept = replace(new, ports=tuple(ports[each.port.key] for each in new.ports))
         self._built[name] = kept
         if kept.health_port:
@@ -511,7 +511,7 @@ class _Side:
 
 
 def _merge(ports: dict[PortKey, BackedPort], old: BuiltService, new: BuiltService) -> bool | None:
-    """Bring one Service's ports up to date; whether keys were added, None if nothing differs."""
+    """Update one Service's ports; returns whether keys were added, None if nothing changed."""
     was = {each.port.key: each for each in old.ports}
     differs: bool | None = None
     for each in new.ports:

@@ -1,7 +1,7 @@
-"""Rules for iptables, pure: a ``ServiceView`` → an ``IptablesRuleset`` → iptables-restore's input.
+"""Rules for iptables, pure: a ``ServiceView`` becomes an ``IptablesRuleset`` and its text.
 
-base.py has the chains' names and the rules that are always there, ports.py the rules of one port,
-ruleset.py all together and what changed since the last time, and saved.py what has to be written
-where something is in the kernel already. The rules are kube-proxy's (v1.36), word for word where it
-has them; ``isthmus.programs.node_proxy.kernel.iptables`` applies them.
+base.py has the names of chains and the rules that exist without any Service, ports.py the rules of
+one port, ruleset.py whole rulesets, their differences, and writes over rules found in the kernel.
+Where kube-proxy (v1.36) has a rule, it is copied word for word.
+``isthmus.programs.node_proxy.kernel.iptables`` applies them.
 """

@@ -1,4 +1,4 @@
-"""Names of chains, rules that are there without any Service, and the jumps of the kernel's chains.
+"""Names of chains, the rules that exist without any Service, and jumps from built-in chains.
 
 Names are hashed exactly as kube-proxy hashes them.
 """
@@ -32,7 +32,7 @@ LOCAL_PREFIX = "KUBE-SVL-"
 EXTERNAL_PREFIX = "KUBE-EXT-"
 FIREWALL_PREFIX = "KUBE-FW-"
 ENDPOINT_PREFIX = "KUBE-SEP-"
-#: The prefixes of the chains that ports of Services have, all of them in nat.
+#: The prefixes of the chains that belong to Service ports, all in nat.
 PORT_PREFIXES = (
     CLUSTER_PREFIX,
     LOCAL_PREFIX,
@@ -45,22 +45,22 @@ _UNSAFE = re.compile(r"[^A-Za-z0-9_./:-]")
 
 
 def suffix(text: str) -> str:
-    """The 16 characters that stand for a text: a chain's name has 28 at most."""
-    # Ten bytes are sixteen characters of base 32: the rest of the digest need not be encoded.
+    """A 16-character hash of a text: chain names have at most 28 characters."""
+    # Ten bytes make sixteen base32 characters: the rest of the digest need not be encoded.
     return b32encode(sha256(text.encode()).digest()[:10]).decode("ascii")
 
 
 def endpoint_chain(port: str, protocol: str, endpoint: str) -> str:
-    """The chain of one endpoint of one port; the endpoint is written ``ip:port``."""
+    """The chain of one endpoint of one port; the endpoint has the form ``ip:port``."""
     return ENDPOINT_PREFIX + suffix(port + protocol + endpoint)
 
 
 def comment_text(name: str) -> str:
-    """A name as it can stand in a comment: what could end the comment or the line is a ``?``."""
+    """A name made safe for a comment: characters that could end the comment become ``?``."""
     return _UNSAFE.sub("?", name)
 
 
-#: The objects that packets are counted with where nfacct works, named as kube-proxy names them.
+#: The nfacct counters, with kube-proxy's names.
 INVALID_COUNTER = "ct_state_invalid_dropped_pkts"
 LOCALHOST_COUNTER = "localhost_nps_accepted_pkts"
 COUNTERS = (INVALID_COUNTER, LOCALHOST_COUNTER)
@@ -72,7 +72,7 @@ _TAIL = "kubernetes service nodeports; NOTE: this must be the last rule in this 
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """A rule in one of the kernel's own chains that leads to one of ours."""
+    """A rule in a built-in chain that jumps to a chain of the node proxy."""
 
     table: str
     source: str
@@ -82,7 +82,7 @@ class Jump:
 
     @property
     def args(self) -> tuple[str, ...]:
-        """What follows ``-A CHAIN``, as iptables-save lists it."""
+        """The rule after ``-A CHAIN``, as iptables-save lists it."""
         state = ("-m", "conntrack", "--ctstate", "NEW") if self.new_only else ()
         comment = ("-m", "comment", "--comment", self.comment) if self.comment else ()
         return (*state, *comment, "-j", self.target)
@@ -92,7 +92,7 @@ _VISIBLE = "kubernetes externally-visible service portals"
 _PORTALS = "kubernetes service portals"
 _FIREWALL = "kubernetes load balancer firewall"
 
-#: In the order in which they are put in front: the last one is looked at first.
+#: In the order in which the jumps are inserted at the front: the last one is evaluated first.
 JUMPS = (
     Jump("filter", "INPUT", EXTERNAL_SERVICES, _VISIBLE, new_only=True),
     Jump("filter", "FORWARD", EXTERNAL_SERVICES, _VISIBLE, new_only=True),
@@ -112,7 +112,7 @@ JUMPS = (
 
 
 def quoted_words(arguments: Sequence[str]) -> str:
-    """Arguments as iptables-restore reads them, in quotes where they need them."""
+    """Arguments for iptables-restore, quoted where necessary."""
     return " ".join(a if _PLAIN.fullmatch(a) else _quoted(a) for a in arguments)
 
 
@@ -122,12 +122,12 @@ def _quoted(argument: str) -> str:
 
 
 def localhost_node_ports(settings: RuleSettings) -> bool:
-    """Whether node ports are taken on 127.0.0.1; ::1 never takes any."""
+    """Whether node ports are accepted on 127.0.0.1; ::1 never accepts any."""
     return settings.localhost_node_ports and settings.family is IpFamily.IPV4
 
 
 def forward(settings: RuleSettings) -> str:
-    """KUBE-FORWARD of filter: what came by our rules may be forwarded, whatever the policy is."""
+    """KUBE-FORWARD in filter: accept forwarded Service traffic whatever the chain's policy."""
     chain, mark = FORWARD, settings.mark
     counter = f" -m nfacct --nfacct-name {INVALID_COUNTER}" if settings.accounting else ""
     invalid = f"-A {chain} -m conntrack --ctstate INVALID{counter} -j DROP\n"
@@ -141,8 +141,8 @@ def forward(settings: RuleSettings) -> str:
 
 
 def kubelet_firewall() -> str:
-    """KUBE-FIREWALL of filter, as the kubelet writes it too."""
-    # route_localnet, which node ports on localhost need, lets neighbours reach 127.0.0.1.
+    """KUBE-FIREWALL in filter, identical to the kubelet's."""
+    # Node ports on localhost need route_localnet, which exposes 127.0.0.1 to neighbours.
     return (
         f'-A {KUBELET_FIREWALL} -m comment --comment "block incoming localnet connections"'
         f" -d {LOCALHOST} ! -s {LOCALHOST}"
@@ -151,12 +151,12 @@ def kubelet_firewall() -> str:
 
 
 def postrouting(settings: RuleSettings) -> str:
-    """KUBE-POSTROUTING of nat: marked packets get the node's address."""
+    """KUBE-POSTROUTING in nat: masquerade marked packets."""
     chain, mark = POSTROUTING, settings.mark
     fully = " --random-fully" if settings.random_fully else ""
     return (
         f"-A {chain} -m mark ! --mark {mark}/{mark} -j RETURN\n"
-        # Else it would be masqueraded again where a packet passes the stack a second time.
+        # With the mark, a packet that passes the stack again would be masqueraded again.
         f"-A {chain} -j MARK --xor-mark {mark}\n"
         f'-A {chain} -m comment --comment "kubernetes service traffic requiring SNAT"'
         f" -j MASQUERADE{fully}\n"
@@ -168,14 +168,14 @@ def mark_masq(settings: RuleSettings) -> str:
 
 
 def masq_if_not_local(matches: Sequence[str]) -> str:
-    """KUBE-MASQ-IF-NOT-LOCAL of nat, needed where local is any of several matches."""
+    """KUBE-MASQ-IF-NOT-LOCAL in nat, for detectors with several matches."""
     chain = MASQ_IF_NOT_LOCAL
     returns = "".join(f"-A {chain} {match} -j RETURN\n" for match in matches)
     return f"{returns}-A {chain} -j {MARK_MASQ}\n"
 
 
 def services_tail(settings: RuleSettings) -> str:
-    """The last rules of KUBE-SERVICES of nat: what is for this node may be for a node port."""
+    """The last rules of KUBE-SERVICES in nat: packets to this node may be for a node port."""
     start = f'-A {SERVICES} -m comment --comment "{_TAIL}"'
     if settings.node_port_addresses is not None:
         taking = [ip for ip in settings.node_port_addresses if _takes_node_ports(ip, settings)]

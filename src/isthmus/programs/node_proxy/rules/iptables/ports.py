@@ -1,6 +1,6 @@
-"""The rules of one port of one Service: in the chains that all share, and in chains of its own.
+"""The rules of one Service port: in the shared chains, and in chains of its own.
 
-The port's own chains are all in nat. ``PortPlan`` decides which of them there are.
+The port's own chains are all in nat. ``PortPlan`` decides which of them exist.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from isthmus.programs.node_proxy.rules.settings import RuleSettings
 class RuleContext:
     """What the rules of all ports have in common.
 
-    ``masquerade`` is the end of the rule by which packets to a cluster IP are marked, None where
-    none are; ``local`` are the matches that tell packets of this node's pods.
+    ``masquerade`` is the end of the rule that marks packets to a cluster IP, None if none are
+    marked; ``local`` are the matches for packets of this node's pods.
     """
 
     masquerade: str | None
@@ -37,10 +37,10 @@ class RuleContext:
 
 @dataclass(frozen=True, slots=True)
 class PortPlan:
-    """A port, the names of its chains, and where its traffic can go.
+    """A port, the names of its chains, and the destinations of its traffic.
 
-    ``exist``: there are endpoints somewhere. ``internal``: traffic to its cluster IP has some.
-    ``external``: traffic from outside to its other addresses has some.
+    ``exist``: there are endpoints on some node. ``internal``: traffic to the cluster IP has an
+    endpoint. ``external``: traffic from outside to the other addresses has an endpoint.
     """
 
     port: ServicePort
@@ -82,12 +82,12 @@ class PortPlan:
 
     @property
     def external_chain(self) -> str:
-        """Where traffic to everything but the cluster IP goes first."""
+        """The first chain for traffic to all addresses but the cluster IP."""
         return base.EXTERNAL_PREFIX + self.suffix
 
     @property
     def firewall_chain(self) -> str:
-        """Lets the source ranges of a load balancer through."""
+        """Accepts the source ranges of a load balancer."""
         return base.FIREWALL_PREFIX + self.suffix
 
     @property
@@ -112,7 +112,7 @@ class PortPlan:
 
 
 def chains_of(plan: PortPlan, context: RuleContext) -> dict[str, str]:
-    """The port's own chains and their rules, each line with its end."""
+    """The port's own chains with their rules, each line with its newline."""
     chains: dict[str, str] = {}
     key = str(plan.port.key)
     reachable = [(endpoint.ip, str(endpoint)) for endpoint in plan.backends.reachable]
@@ -140,10 +140,10 @@ def _external(plan: PortPlan, context: RuleContext) -> str:
         lines.append(f'-A {chain} -m comment --comment "{comment} {what}" {rest}\n')
 
     if not plan.port.external_local:
-        # The endpoint may be on another node: the answer has to come back by this one.
+        # The endpoint may be on another node: replies have to come back through this one.
         rule("masquerade traffic for", f"-j {base.MARK_MASQ}")
     elif plan.uses_cluster:
-        # A pod's traffic is as if it went out to the load balancer and came back by any node.
+        # A pod's traffic counts as if the load balancer had sent it back to any node.
         for match in context.local:
             rule("pod traffic for", f"{match} -j {plan.cluster_chain}")
         from_node = "-m addrtype --src-type LOCAL"
@@ -161,7 +161,7 @@ def _firewall(plan: PortPlan, context: RuleContext) -> str:
     sources = list(plan.port.source_ranges)
     node_ip = context.node_ip
     if node_ip and any(node_ip in ip_network(cidr, strict=False) for cidr in sources):
-        # The node's own traffic to such an address may have that same address as its source.
+        # The node uses the load balancer's address as the source for traffic to it.
         sources += plan.port.load_balancer_ips
     lines = [f"{start} -s {source} -j {plan.external_chain}\n" for source in sources]
     lines.append(
@@ -203,7 +203,7 @@ def _balance(
 
 @lru_cache(maxsize=4096)
 def probability(left: int) -> str:
-    """The chance of one of so many endpoints."""
+    """The probability of one of the ``left`` endpoints."""
     return f"{1 / left:.10f}"
 
 
@@ -211,13 +211,13 @@ def _endpoint(plan: PortPlan, context: RuleContext, chain: str, ip: str, text: s
     start = f"-A {chain} -m comment --comment {plan.name}" if context.comments else f"-A {chain}"
     seen = f" -m recent --name {chain} --set" if plan.port.affinity_s else ""
     return (
-        # A pod that was balanced to itself would not take an answer from its own address.
+        # A pod balanced to itself would drop replies from its own address.
         f"{start} -s {ip} -j {base.MARK_MASQ}\n"
         f"{start}{seen} {plan.match} -j DNAT --to-destination {text}\n"
     )
 
 
-#: The chains that all ports share, by table; ``IptablesPortRules.shared`` has the same order.
+#: The shared chains, by table; ``IptablesPortRules.shared`` has the same order.
 SHARED = (
     ("filter", base.SERVICES),
     ("filter", base.EXTERNAL_SERVICES),
@@ -230,11 +230,11 @@ SHARED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IptablesPortRules:
-    """What one port needs, as lines of iptables-restore, each with its end.
+    """The rules of one port in iptables-restore syntax, each line with its newline.
 
     ``shared`` are its lines in the chains of ``SHARED``; ``chains`` are its own, all in nat, and
-    ``text`` their rules. ``no_local`` says whether internal and external traffic that has to stay
-    on this node finds nothing here.
+    ``text`` their rules. ``no_local`` tells whether internal and external traffic that has to stay
+    on this node finds no endpoint.
     """
 
     backed: BackedPort
@@ -246,7 +246,7 @@ class IptablesPortRules:
 
 
 def rule_context(settings: RuleSettings, *, large: bool) -> RuleContext:
-    """Look up once what the rules of all ports have in common."""
+    """Compute once what the rules of all ports have in common."""
     matches = settings.detector.matches(settings.family)
     masquerade = None
     if settings.masquerade_all:
@@ -317,8 +317,8 @@ def _why(plan: PortPlan) -> str:
 
 
 def _verdict(plan: PortPlan) -> str:
-    # Refused where nobody could answer. Where others could, a refusal would be a wrong answer to
-    # a load balancer that has not noticed yet.
+    # Reject if no node has endpoints. If others have, a reject would mislead a load balancer that
+    # has not noticed yet: drop.
     return "DROP" if plan.exist else "REJECT"
 
 

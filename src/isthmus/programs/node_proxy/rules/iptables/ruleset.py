@@ -1,8 +1,8 @@
-"""All rules of one family together, and what iptables-restore is given to write them.
+"""All iptables rules of one family, and the input of iptables-restore that writes them.
 
-What did not change since the last view is not written again. A port that is the same object as
-before keeps its rules. Of one that changed, only the chains that read differently now are written:
-one endpoint among a thousand costs two chains.
+Only differences from the previous view are written. A port that is the same object keeps its rules;
+of a changed port only chains whose rules differ are written: one endpoint among a thousand costs
+two chains.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from isthmus.programs.node_proxy.rules.iptables.ports import (
 from isthmus.programs.node_proxy.rules.model import ServiceView
 from isthmus.programs.node_proxy.rules.settings import LARGE_CLUSTER_ENDPOINTS, RuleSettings
 
-#: The tables, in the order in which they are written, and our chains there that are no port's.
+#: The tables in the order of writing, with the node proxy's chains that belong to no port.
 OWN_CHAINS: Mapping[str, tuple[str, ...]] = {
     "mangle": (base.CANARY,),
     "filter": (
@@ -50,11 +50,11 @@ OWN_CHAINS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableWrite:
-    """What is written into one table at once.
+    """One transaction on a table.
 
-    ``chains`` are made, or emptied; ``rules`` are blocks of lines, each line with its end;
-    ``removed`` chains are emptied first and removed last. ``inserted`` and ``deleted`` lines
-    concern chains of others.
+    ``chains`` are created or flushed; ``rules`` are blocks of lines with newlines; ``removed``
+    chains are flushed first and deleted last. ``inserted`` and ``deleted`` are lines in chains of
+    others.
     """
 
     table: str
@@ -69,7 +69,7 @@ class TableWrite:
         return bool(self.chains or self.removed or self.inserted or self.deleted)
 
     def text(self, *, listing: bool = False) -> str:
-        """The lines for iptables-restore; ``listing`` has it list the table first."""
+        """The input for iptables-restore; ``listing`` makes it list the table first."""
         parts = [f"*{self.table}\n", "-S\n" if listing else ""]
         parts += [f":{chain} - [0:0]\n" for chain in (*self.chains, *self.removed)]
         parts += self.rules
@@ -81,10 +81,10 @@ class TableWrite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IptablesRuleset:
-    """Every rule of one family.
+    """All rules of one family.
 
-    ``common`` are the rules of the chains that are no port's, by table and chain; ``ports`` are
-    the ports' own, in the order of the view.
+    ``common`` are the rules of chains that belong to no port, by table and chain; ``ports`` are
+    those of ports, in the order of the view.
     """
 
     settings: RuleSettings
@@ -99,12 +99,12 @@ class IptablesRuleset:
         return totals
 
     def no_local_endpoints(self) -> dict[str, int]:
-        """How many ports have traffic that has to stay on this node and finds nothing here."""
+        """The number of ports whose traffic has to stay on this node but finds no endpoint."""
         internal = sum(rules.no_local[0] for rules in self.ports)
         return {"internal": internal, "external": sum(rules.no_local[1] for rules in self.ports)}
 
     def writes(self) -> tuple[TableWrite, TableWrite]:
-        """Everything, as if nothing were there: filter and nat."""
+        """Everything, as for an empty kernel: filter and nat."""
         common = common_write("nat", self.common)
         nat = TableWrite(
             table="nat",
@@ -118,7 +118,7 @@ class IptablesRuleset:
         return "".join(write.text() for write in self.writes())
 
     def tables(self) -> dict[str, dict[str, tuple[str, ...]]]:
-        """The rules by table and chain, without the ``-A CHAIN`` that they begin with."""
+        """The rules by table and chain, without ``-A CHAIN``."""
         tables: dict[str, dict[str, list[str]]] = {}
         for write in self.writes():
             chains: dict[str, list[str]] = {chain: [] for chain in write.chains}
@@ -130,7 +130,7 @@ class IptablesRuleset:
 
 
 def common_chains(settings: RuleSettings) -> dict[tuple[str, str], str]:
-    """The rules that are there without any Service, by table and chain."""
+    """The rules that exist without any Service, by table and chain."""
     chains = dict.fromkeys(SHARED, "")
     chains["filter", base.FORWARD] = base.forward(settings)
     if base.localhost_node_ports(settings):
@@ -153,7 +153,7 @@ def shared_chain(place: int, ports: Iterable[IptablesPortRules], settings: RuleS
 
 
 def common_write(table: str, chains: Mapping[tuple[str, str], str]) -> TableWrite:
-    """What writes those of the chains that are in a table."""
+    """The write for those of the chains that are in a table."""
     mine = {chain: text for (where, chain), text in chains.items() if where == table}
     rules = tuple(mine.values())
     count = sum(text.count("\n") for text in rules)
@@ -162,9 +162,9 @@ def common_write(table: str, chains: Mapping[tuple[str, str], str]) -> TableWrit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IptablesRendering:
-    """A ruleset, and what brings the one rendered before to it; nothing where they are equal.
+    """A ruleset, and the writes that lead to it from the previous one; none if they are equal.
 
-    ``filter_back`` undoes ``filter``. Before the first ruleset there was an empty one.
+    ``filter_back`` undoes ``filter``. The first ruleset is compared with an empty one.
     """
 
     ruleset: IptablesRuleset
@@ -179,13 +179,13 @@ class IptablesRenderer:
     def __init__(self, settings: RuleSettings) -> None:
         self.settings = settings
         self._context = rule_context(settings, large=False)
-        # By identity: hashing keys takes ten times as long. Rules keep their port alive, so that
-        # no other object can have its id.
+        # Keyed by identity: hashing keys takes ten times as long. The rules keep their port alive,
+        # so that no other object can get its id.
         self._known: dict[int, IptablesPortRules] = {}
         self._last: IptablesRuleset | None = None
 
     def render(self, view: ServiceView) -> IptablesRendering:
-        """Write the rules of a view, and tell how they differ from those of the view before."""
+        """Render the rules of a view, and their difference from the previous view."""
         old_context, last = self._context, self._last
         known = self._look_at_size(view)
         fresh: list[IptablesPortRules] = []
@@ -216,7 +216,7 @@ class IptablesRenderer:
         )
 
     def _look_at_size(self, view: ServiceView) -> dict[int, IptablesPortRules]:
-        """Follow the size of the cluster; the rules that still hold, by their ports' ids."""
+        """Adapt to the number of endpoints; returns the rules still valid, by port id."""
         comments = view.endpoints <= LARGE_CLUSTER_ENDPOINTS
         if comments == self._context.comments:
             return self._known
@@ -237,7 +237,7 @@ def _joined_again(
     fresh: Sequence[IptablesPortRules],
     gone: Sequence[IptablesPortRules],
 ) -> IptablesRuleset:
-    """Join only chains in which a port that came, went or changed has other rules than before."""
+    """Rejoin only the shared chains in which a changed port has different rules."""
     if not fresh and not gone:
         return last
     before = {rules.backed.port.key: rules.shared for rules in gone}
@@ -252,7 +252,7 @@ def _joined_again(
 
 
 class _Changes:
-    """What differs between two rulesets."""
+    """The difference between two rulesets."""
 
     def __init__(self, before: IptablesRuleset, after: IptablesRuleset) -> None:
         old = before.common
@@ -266,7 +266,7 @@ class _Changes:
         context: RuleContext,
         old_context: RuleContext,
     ) -> TableWrite:
-        """What is to be written into nat, with ports' own chains."""
+        """The write for nat, including ports' own chains."""
         old: dict[str, str] = {}
         for rules in gone:
             old |= chains_of(PortPlan.of(rules.backed), old_context)
@@ -285,16 +285,16 @@ class _Changes:
         )
 
 
-# iptables-save 1.8 on a table into which nft wrote what iptables has no words for.
+# The output of iptables-save 1.8 for a table in which nft wrote rules that iptables cannot express.
 _LINES = re.compile(r"[^\n]+")
 _INCOMPATIBLE = re.compile(r"# Table `(\w+)' is incompatible")
 
 
 @dataclass(frozen=True, slots=True)
 class SavedTable:
-    """The chains of a table, and its rules but for those of ports' chains, by chain.
+    """The chains of a table, and its rules by chain except those of ports' chains.
 
-    A rule is what follows ``-A CHAIN``. ``count`` is how many there are, ports' included.
+    A rule is the text after ``-A CHAIN``. ``count`` counts all rules, ports' included.
     """
 
     chains: frozenset[str] = frozenset()
@@ -302,18 +302,18 @@ class SavedTable:
     count: int = 0
 
     def has_jump(self, jump: Jump) -> bool:
-        """Whether a jump is there, wherever in its chain."""
+        """Whether a jump exists, anywhere in its chain."""
         return bool(self.jumps(jump))
 
     def jumps(self, jump: Jump) -> list[str]:
-        """A jump's rules: several if somebody wrote it more than once."""
+        """The rules of a jump: several if it was written more than once."""
         rules = self.rules.get(jump.source, ())
-        # Splitting takes its time, and rules of others can be many.
+        # Splitting is slow, and chains of others can be long.
         likely = [rule for rule in rules if rule.endswith(jump.target)]
         return [rule for rule in likely if tuple(shlex.split(rule)) == jump.args]
 
     def used_by_others(self, table: str) -> frozenset[str]:
-        """The chains to which rules in chains that are not ours lead."""
+        """The node proxy's chains that rules in foreign chains jump to."""
         targets: set[str] = set()
         for chain, rules in self.rules.items():
             if not is_ours(table, chain):
@@ -323,18 +323,18 @@ class SavedTable:
 
 @dataclass(frozen=True, slots=True)
 class SavedRules:
-    """What iptables-save told. It has nothing to tell of ``incompatible`` tables."""
+    """The output of iptables-save; ``incompatible`` tables are not in it."""
 
     tables: Mapping[str, SavedTable] = field(default_factory=dict)
     incompatible: frozenset[str] = frozenset()
 
     def table(self, name: str) -> SavedTable:
-        """A table; an empty one if it is not there."""
+        """A table; empty if it does not exist."""
         return self.tables.get(name) or SavedTable()
 
 
 def is_ours(table: str, chain: str) -> bool:
-    """Whether a chain is ours alone, by its name; the kubelet's is not."""
+    """Whether a chain's name belongs to the node proxy alone; the kubelet's does not."""
     if chain in OWN_CHAINS.get(table, ()):
         return True
     return table == "nat" and chain.startswith(base.PORT_PREFIXES)
@@ -362,7 +362,7 @@ def parse_saved(text: str) -> SavedRules:
 
 
 def _target(rule: str) -> str:
-    """Where a rule leads, if it does; the words after the target are the target's own."""
+    """The target of a rule, if any; what follows it are the target's options."""
     for option in ("-j ", "-g "):
         _, found, rest = rule.rpartition(f" {option}")
         if not found and rule.startswith(option):
@@ -375,9 +375,9 @@ def _target(rule: str) -> str:
 def full_writes(
     ruleset: IptablesRuleset, saved: SavedRules, has_jump: Callable[[Jump], bool] | None = None
 ) -> tuple[TableWrite, ...]:
-    """Everything, with the jumps that are missing and without chains that are nobody's any more.
+    """Writes for everything, including missing jumps and the removal of stale chains.
 
-    ``has_jump`` is asked for jumps in tables of which iptables-save could tell nothing.
+    ``has_jump`` is called for jumps in tables that iptables-save cannot list.
     """
     writes = [TableWrite(table="mangle", chains=(base.CANARY,)), *ruleset.writes()]
     result: list[TableWrite] = []
@@ -387,7 +387,7 @@ def full_writes(
         if write.table != "mangle":
             chains += (base.CANARY,)
         if write.table == "filter" and base.KUBELET_FIREWALL not in {*chains, *there.chains}:
-            # The kubelet may have rules there: made where it is missing, never emptied.
+            # The kubelet may have rules in this chain: create it if missing, never flush it.
             chains += (base.KUBELET_FIREWALL,)
         missing = [jump for jump in JUMPS if jump.table == write.table]
         if write.table in saved.incompatible and has_jump is not None:
@@ -406,7 +406,7 @@ def _stale(table: str, there: SavedTable, wanted: Iterable[str]) -> tuple[str, .
 
 
 def put_back(table: str, before: SavedTable, now: SavedTable) -> TableWrite:
-    """What makes a table as it was, as far as we may have changed it; not for ports' chains."""
+    """The write that restores a table, as far as a sync may have changed it; not ports' chains."""
     ours = [chain for chain in OWN_CHAINS[table] if chain in now.chains]
     if table == "filter" and base.KUBELET_FIREWALL in now.chains:
         ours.append(base.KUBELET_FIREWALL)
@@ -431,7 +431,7 @@ def put_back(table: str, before: SavedTable, now: SavedTable) -> TableWrite:
 
 
 def cleanup_writes(saved: SavedRules) -> tuple[tuple[TableWrite, ...], tuple[str, ...]]:
-    """What removes all of ours, and in words what has to stay; the kubelet's chain stays anyway."""
+    """The writes that remove all rules, and messages about what remains, the kubelet's excepted."""
     writes: list[TableWrite] = []
     kept: list[str] = []
     for table in OWN_CHAINS:
@@ -443,7 +443,7 @@ def cleanup_writes(saved: SavedRules) -> tuple[tuple[TableWrite, ...], tuple[str
         ours = sorted(chain for chain in there.chains if is_ours(table, chain))
         used = _still_used(table, there) & {*ours}
         kept += [
-            f"the chain {chain} of {table} was emptied but not removed: another's rule leads there"
+            f"chain {chain} in table {table} flushed but not deleted: a foreign rule jumps to it"
             for chain in sorted(used)
         ]
         write = TableWrite(
@@ -458,7 +458,7 @@ def cleanup_writes(saved: SavedRules) -> tuple[tuple[TableWrite, ...], tuple[str
 
 
 def _still_used(table: str, there: SavedTable) -> frozenset[str]:
-    """The chains to which others lead, our own jumps not counted."""
+    """The chains that foreign rules jump to, ignoring the node proxy's own jumps."""
     rules = dict(there.rules)
     for jump in (jump for jump in JUMPS if jump.table == table):
         own = there.jumps(jump)

@@ -1,7 +1,4 @@
-"""What a view means in ipvs mode: entries of sets, virtual servers, addresses to have, and sysctls.
-
-The text of the iptables part is rules.py.
-"""
+"""Plans ipvs mode from a view: ipsets, virtual servers, addresses, sysctls, iptables rules."""
 
 from __future__ import annotations
 
@@ -41,13 +38,13 @@ from isthmus.programs.node_proxy.rules.model import (
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 DEFAULT_SCHEDULER = "rr"
-#: The scheduler that hashes, and needs to be told to hash the source's port, too.
+#: A hashing scheduler, which needs a flag to hash the source port as well.
 MAGLEV = "mh"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IpvsOptions:
-    """The settings of kube-proxy's ``ipvs`` section; a timeout of 0 leaves the kernel's."""
+    """The settings of kube-proxy's ``ipvs`` section; a timeout of 0 keeps the kernel's."""
 
     scheduler: str = DEFAULT_SCHEDULER
     exclude_cidrs: tuple[str, ...] = ()
@@ -59,7 +56,7 @@ class IpvsOptions:
 
 @dataclass(frozen=True, slots=True, order=True)
 class BlockedAddress:
-    """A load balancer's address that this node itself may not reach: no source range has it."""
+    """A load balancer address that this node itself may not use: no source range contains it."""
 
     ip: str
     protocol: str
@@ -68,10 +65,10 @@ class BlockedAddress:
 
 @dataclass(slots=True, kw_only=True)
 class IpvsPlan:
-    """All that has to be in the kernel for one family.
+    """Everything that the kernel needs for one family.
 
-    ``addresses`` are those to be had on the interface of ours. ``no_local`` counts Services, by
-    traffic policy.
+    ``addresses`` are for the interface that holds Service addresses. ``no_local`` counts Services
+    without an endpoint on this node, by traffic policy.
     """
 
     sets: dict[IpSet, set[str]] = field(default_factory=lambda: {each: set() for each in IpSet})
@@ -90,14 +87,14 @@ def plan(
     options: IpvsOptions,
     node_addresses: Iterable[str],
 ) -> IpvsPlan:
-    """Say what a view means on a node that has these addresses.
+    """Plan a view for a node with these addresses.
 
-    They are those besides loopback ones and the ones that it has for Services.
+    They exclude loopback addresses and those that the node has for Services.
     """
     made = IpvsPlan()
     node = frozenset(node_addresses)
     chosen = settings.node_port_addresses
-    # Addresses of Services are this host's, too, but nobody's to take node ports.
+    # Service addresses are addresses of this host too, but do not accept node ports.
     node_ips = sorted(node if chosen is None else node.intersection(chosen))
     for backed in view.ports.values():
         _Port(made, backed, settings, options).put(node, node_ips)
@@ -107,7 +104,7 @@ def plan(
 
 
 class _Port:
-    """Puts one port of a Service into a plan."""
+    """Adds one Service port to a plan."""
 
     def __init__(
         self, made: IpvsPlan, backed: BackedPort, settings: RuleSettings, options: IpvsOptions
@@ -120,7 +117,7 @@ class _Port:
         self.protocol = backed.port.key.protocol
 
     def put(self, node: frozenset[str], node_ips: list[str]) -> None:
-        """Put all of it: every way in which the port is reached."""
+        """Add the port under all of its addresses."""
         sets, port = self.made.sets, self.port
         for each in {*self.backends.reachable, *self.backends.serving}:
             if each.local:
@@ -152,7 +149,7 @@ class _Port:
             sets[IpSet.LOAD_BALANCER_SOURCE_CIDR].add(
                 ip_port(ip, self.protocol, port.port, net(cidr))
             )
-        # What the node itself sends to the address has that address as its source, too.
+        # The node uses the load balancer's address as the source for traffic to it.
         if _contains(port.source_ranges, self.settings.node_ip):
             sets[IpSet.LOAD_BALANCER_SOURCE_IP].add(ip_port(ip, self.protocol, port.port, ip))
         else:
@@ -192,8 +189,8 @@ class _Port:
             self.made.addresses.add(ip)
 
     def _endpoints(self, local: bool) -> tuple[Endpoint, ...]:
-        # Without local ones all are taken: pods of this node must reach them, and ipvs cannot
-        # tell them from others. An outsider's packets get no answer it would take.
+        # Without local endpoints all are used: pods of this node must reach the Service, and ipvs
+        # cannot tell them from other clients. Replies to outside clients are then lost.
         return (local and self.backends.local) or self.backends.cluster
 
 
@@ -219,13 +216,13 @@ def _no_local(ports: Mapping[PortKey, BackedPort]) -> dict[str, int]:
     return {"internal": len(internal), "external": len(external)}
 
 
-#: Reusing a connection's port lost packets between these, unless conn_reuse_mode is 0.
+#: Kernels between these versions lost packets on port reuse, unless conn_reuse_mode is 0.
 _REUSE_KNOWN = (4, 1)
 _REUSE_FIXED = (5, 9)
 
 
 def sysctls(options: IpvsOptions, kernel: tuple[int, int]) -> list[tuple[str, int]]:
-    """Give what has to be set, in order, on a kernel of this version."""
+    """The sysctls to set, in order, on a kernel of this version."""
     wanted = [("net/ipv4/vs/conntrack", 1)]
     if _REUSE_KNOWN <= kernel < _REUSE_FIXED:
         wanted.append(("net/ipv4/vs/conn_reuse_mode", 0))
@@ -235,13 +232,13 @@ def sysctls(options: IpvsOptions, kernel: tuple[int, int]) -> list[tuple[str, in
         ("net/ipv4/ip_forward", 1),
     ]
     if options.strict_arp:
-        # Answer for an address only on the interface that has it: none of Services' has.
+        # Answer ARP only on the interface that has the address; no Service address is on one.
         wanted += [("net/ipv4/conf/all/arp_ignore", 1), ("net/ipv4/conf/all/arp_announce", 2)]
     return wanted
 
 
 def kernel_version(release: str) -> tuple[int, int]:
-    """Read the first two numbers of a kernel's release, as uname gives it."""
+    """Read the first two numbers of a kernel release, as in uname."""
     numbers = [part for part in release.replace("-", ".").split(".")[:2] if part.isdigit()]
     major, minor = (int(part) for part in (*numbers, "0", "0")[:2])
     return major, minor
@@ -257,7 +254,7 @@ CHAINS: Mapping[str, tuple[str, ...]] = {
     "nat": (SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQ),
     "filter": (FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, FILTER, OUT_FILTER),
 }
-#: What is only there with several matches, and is removed with the rest.
+#: Exists only with several matches; removed with the rest.
 MORE_CHAINS: Mapping[str, tuple[str, ...]] = {"nat": (MASQ_IF_NOT_LOCAL,), "filter": ()}
 
 
@@ -273,8 +270,8 @@ JUMPS = (
     Jump("filter", "OUTPUT", OUT_FILTER, "kubernetes ipvs access filter"),
 )
 
-#: Which set leads from where to where: set, chain, target, direction, protocol. A set with
-#: policy Local comes before the one that has all.
+#: The jumps by set: set, chain, target, direction, protocol. The set for policy Local precedes
+#: the one that has all.
 _NAT_SETS = (
     (IpSet.LOOP_BACK, POSTROUTING, "MASQUERADE", "dst,dst,src", ""),
     (IpSet.LOAD_BALANCER, SERVICES, LOAD_BALANCER, "dst,dst", ""),
@@ -291,7 +288,7 @@ _FILTER_SETS = (
     (IpSet.LOAD_BALANCER_SOURCE_CIDR, SOURCE_RANGES, "RETURN", "dst,dst,src", ""),
     (IpSet.LOAD_BALANCER_SOURCE_IP, SOURCE_RANGES, "RETURN", "dst,dst,src", ""),
 )
-#: Ports of a Service's address that are not the Service's own are refused, these excepted.
+#: Sets excepted from the rejection of unknown ports at Service addresses.
 _REACHABLE = (
     (IpSet.LOAD_BALANCER, "dst,dst"),
     (IpSet.CLUSTER_IP, "dst,dst"),
@@ -303,14 +300,14 @@ _REACHABLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IpvsRuleset:
-    """The rules of each table, in order, and whether the chain for several matches is used."""
+    """The rules of each table, in order; ``several`` if the chain for several matches is used."""
 
     nat: tuple[str, ...]
     filter: tuple[str, ...]
     several: bool
 
     def text(self) -> str:
-        """All of it for ``iptables-restore --noflush``; every chain of ours is rewritten."""
+        """Input for ``iptables-restore --noflush`` that rewrites all of the node proxy's chains."""
         lines: list[str] = []
         for table, rules in (("nat", self.nat), ("filter", self.filter)):
             more = MORE_CHAINS[table] if self.several else ()
@@ -321,7 +318,7 @@ class IpvsRuleset:
 
 
 def rules(made: IpvsPlan, settings: RuleSettings) -> IpvsRuleset:
-    """Write the rules for what is planned; sets without entries are not matched."""
+    """The rules for a plan; sets without entries are not matched."""
     used = {each for each, entries in made.sets.items() if entries}
     several = _several(settings)
     nat = [
@@ -358,7 +355,7 @@ def _loopback(family: IpFamily) -> str:
     return "127.0.0.0/8" if family is IpFamily.IPV4 else "::1/128"
 
 
-def _said(comment: str) -> str:
+def _comment(comment: str) -> str:
     return f'-m comment --comment "{comment}"'
 
 
@@ -367,7 +364,7 @@ def _in(each: IpSet, way: str, family: IpFamily) -> str:
 
 
 def _matched(each: IpSet, way: str, family: IpFamily) -> str:
-    return f"{_said(each.comment)} {_in(each, way, family)}"
+    return f"{_comment(each.comment)} {_in(each, way, family)}"
 
 
 def _through(
@@ -392,8 +389,8 @@ def _cluster_ips(used: set[IpSet], settings: RuleSettings) -> list[str]:
         return [f"{start} -j {MASQ_IF_NOT_LOCAL}"]
     if matches:
         return [f"{start} {quoted_words(matches[0].iptables_not)} -j {MARK_MASQ}"]
-    # Nothing tells what is local. But the node itself takes a Service's address for its source,
-    # since it has them all, and the answer to that would not come back.
+    # Without a detector nothing is masqueraded, except the node's own traffic: the node has all
+    # Service addresses and uses them as sources, and replies to those would not come back.
     start = f"-A {SERVICES} {_matched(IpSet.CLUSTER_IP, 'src,dst', settings.family)}"
     return [f"{start} -j {MARK_MASQ}"]
 
@@ -414,7 +411,7 @@ def _external_ips(used: set[IpSet], family: IpFamily) -> list[str]:
 
 
 def _accepted(used: set[IpSet], family: IpFamily) -> list[str]:
-    # Last in the chain: what is for a virtual server passes whatever rules of others come next.
+    # Last in the chain: accept traffic to virtual servers whatever foreign rules follow.
     return [
         f"-A {SERVICES} {_in(each, 'dst,dst', family)} -j ACCEPT"
         for each in (IpSet.CLUSTER_IP, IpSet.LOAD_BALANCER)

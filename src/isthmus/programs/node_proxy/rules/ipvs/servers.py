@@ -1,8 +1,8 @@
-"""Virtual servers and their destinations as values, and what leads from one set to another.
+"""Virtual servers and destinations as values, and the commands between two states.
 
-The kernel keeps no note with a virtual server, and others may have some, too: ours are those that
-our own sets tell of. How servers travel to the kernel is
-``isthmus.programs.node_proxy.kernel.ipvs_netlink``.
+The kernel stores no owner with a virtual server, and other programs may have some: the node proxy
+owns those that its ipsets list. ``isthmus.programs.node_proxy.kernel.ipvs_netlink`` sends commands
+to the kernel.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from isthmus.programs.node_proxy.rules.model import PortProtocol
 
 
 class IpvsFlags(IntFlag):
-    """linux/ip_vs.h: what a virtual server does besides balancing."""
+    """linux/ip_vs.h: flags of a virtual server."""
 
     NONE = 0
     PERSISTENT = 0x1  # session affinity
-    HASHED = 0x2  # every one in the kernel's table has it
-    SOURCE_PORT = 0x10  # for "mh": the source's port counts, too
+    HASHED = 0x2  # set for every virtual server in the kernel's table
+    SOURCE_PORT = 0x10  # for "mh": hash the source port as well
 
 
 @dataclass(frozen=True, slots=True)
 class ServerKey:
-    """What the kernel knows a virtual server by."""
+    """The kernel's key of a virtual server."""
 
     address: str
     port: int
@@ -41,7 +41,7 @@ class ServerKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VirtualServer:
-    """An address and port that are balanced over destinations."""
+    """An address and port, balanced over destinations."""
 
     key: ServerKey
     scheduler: str
@@ -59,7 +59,7 @@ class IpvsDestination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestinationState:
-    """A destination as the kernel has it; ``connections`` are active and inactive ones."""
+    """The kernel's state of a destination; ``connections`` are active plus inactive ones."""
 
     weight: int = 1
     connections: int = 0
@@ -67,7 +67,7 @@ class DestinationState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelServer:
-    """A virtual server of the kernel with its destinations."""
+    """A virtual server in the kernel with its destinations."""
 
     server: VirtualServer
     destinations: Mapping[IpvsDestination, DestinationState] = field(default_factory=dict)
@@ -75,14 +75,14 @@ class KernelServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddServer:
-    """Make a virtual server."""
+    """Create a virtual server."""
 
     server: VirtualServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeServer:
-    """Change scheduler, flags or timeout; it goes on serving meanwhile."""
+    """Change scheduler, flags or timeout without interrupting the server."""
 
     server: VirtualServer
 
@@ -104,7 +104,7 @@ class AddDestination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeighDestination:
-    """Give a destination that is there another weight; 0 takes no new connections."""
+    """Set the weight of an existing destination; with 0 it takes no new connections."""
 
     key: ServerKey
     destination: IpvsDestination
@@ -128,10 +128,10 @@ Wanted = Mapping[VirtualServer, frozenset[IpvsDestination]]
 def removal(
     key: ServerKey, destination: IpvsDestination, state: DestinationState
 ) -> IpvsCommand | None:
-    """How a destination that is not wanted goes, now; None if it has to wait.
+    """The command that removes an unwanted destination, or None if it has to wait.
 
-    One with connections waits at weight 0 until they end, but only by TCP: a UDP or SCTP
-    "connection" ends only when the destination is gone.
+    A TCP destination waits at weight 0 until its connections end. UDP and SCTP destinations are
+    removed at once: their "connections" end only with the destination.
     """
     if key.protocol is PortProtocol.TCP and state.connections:
         if state.weight == 0:
@@ -143,9 +143,9 @@ def removal(
 def difference(
     wanted: Wanted, present: Collection[KernelServer], *, excluded: Collection[str] = ()
 ) -> list[IpvsCommand]:
-    """Give what has to be done so that exactly the wanted servers are there.
+    """The commands after which exactly the wanted servers exist.
 
-    Servers whose address is in one of the ``excluded`` CIDRs are not ours to remove.
+    Servers whose address is in one of the ``excluded`` CIDRs are never removed.
     """
     held = {each.server.key: each for each in present}
     commands: list[IpvsCommand] = []
@@ -167,9 +167,9 @@ def difference(
 
 
 def in_order(commands: Iterable[IpvsCommand]) -> tuple[list[IpvsCommand], list[IpvsCommand]]:
-    """What brings servers and destinations, and what takes some away: that comes last.
+    """Split commands into those that add servers or destinations and those that remove some.
 
-    No packet then finds a server without an endpoint that had one before and has one after.
+    Removals go last: no packet finds a server without an endpoint that has one before and after.
     """
     bring: list[IpvsCommand] = []
     take: list[IpvsCommand] = []
@@ -183,9 +183,9 @@ def in_order(commands: Iterable[IpvsCommand]) -> tuple[list[IpvsCommand], list[I
 
 
 def inverse(command: IpvsCommand, before: Mapping[ServerKey, KernelServer]) -> list[IpvsCommand]:
-    """What takes a command back, on servers that were so before it.
+    """The commands that undo a command, given the state before it.
 
-    Connections that ended with a destination do not come back.
+    Connections of a removed destination are not restored.
     """
     match command:
         case AddServer(server=server):
@@ -228,7 +228,7 @@ def _destinations(
         state = present.get(each)
         if state is None:
             yield AddDestination(key=key, destination=each)
-        elif state.weight != 1:  # it came back before its connections had ended
+        elif state.weight != 1:  # the endpoint came back before its connections had ended
             yield WeighDestination(key=key, destination=each, weight=1)
     for each in sorted(present.keys() - wanted):
         command = removal(key, each, present[each])
@@ -237,7 +237,7 @@ def _destinations(
 
 
 class TerminatingDestinations:
-    """Remembers which destinations wait, from the commands that were carried out."""
+    """The destinations that wait for their connections to end."""
 
     def __init__(self) -> None:
         self._waiting: dict[ServerKey, set[IpvsDestination]] = {}
@@ -247,7 +247,7 @@ class TerminatingDestinations:
 
     @property
     def keys(self) -> list[ServerKey]:
-        """The virtual servers with destinations that wait."""
+        """The virtual servers with waiting destinations."""
         return list(self._waiting)
 
     def done(self, commands: Iterable[IpvsCommand]) -> None:
@@ -265,9 +265,9 @@ class TerminatingDestinations:
     def ended(
         self, key: ServerKey, present: Mapping[IpvsDestination, DestinationState]
     ) -> list[IpvsCommand]:
-        """Give the removals of those whose connections have ended, as the kernel has them now.
+        """The removals of destinations without connections, given the kernel's state.
 
-        What the kernel does not have any more is forgotten.
+        Destinations that the kernel no longer has are forgotten.
         """
         commands: list[IpvsCommand] = []
         for each in sorted(self._waiting.get(key, ())):
@@ -294,7 +294,7 @@ _ADDRESSED = (IpSet.CLUSTER_IP, IpSet.EXTERNAL_IP, IpSet.EXTERNAL_IP_LOCAL, IpSe
 def owned(
     present: Iterable[KernelServer], sets: Mapping[IpSet, frozenset[str]]
 ) -> list[KernelServer]:
-    """Give those of the servers that entries of the sets are about."""
+    """The servers that entries of the sets refer to."""
     places = {entry for each in _ADDRESSED for entry in sets.get(each, ())}
     ports = {
         (protocol, _port(entry))
@@ -311,5 +311,5 @@ def _is_ours(each: KernelServer, places: set[str], ports: set[tuple[PortProtocol
 
 
 def _port(entry: str) -> str:
-    """The port of a node port's entry: a bare number, or the end of address and protocol."""
+    """The port of a node port entry: a bare number, or the last part of a longer entry."""
     return entry.rpartition(":")[2]

@@ -1,4 +1,4 @@
-"""The ipsets of ipvs mode: kube-proxy's names, types and comments, and how entries are written."""
+"""The ipsets of ipvs mode: kube-proxy's names, types and comments, and the syntax of entries."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ IP_PORT = "hash:ip,port"
 IP_PORT_IP = "hash:ip,port,ip"
 IP_PORT_NET = "hash:ip,port,net"
 PORT = "bitmap:port"
-#: What the kernel lets a set be called.
+#: The kernel's limit on set names.
 MAX_NAME_CHARS = 31
 _FAMILY_WORDS = {IpFamily.IPV4: "inet", IpFamily.IPV6: "inet6"}
 
 
 class IpSet(Enum):
-    """A set: its IPv4 name, its type, and the comment of the rules that match it."""
+    """A set: its IPv4 name, its type, and the comment of rules that match it."""
 
     LOOP_BACK = (
         "KUBE-LOOP-BACK",
@@ -108,14 +108,14 @@ class IpSet(Enum):
         return self.value[2]
 
     def of(self, family: IpFamily) -> str:
-        """Its name in a family; IPv6 has names of its own, cut to what the kernel allows."""
+        """The name in a family; IPv6 names differ and are cut to the kernel's limit."""
         name = self.value[0]
         if family is IpFamily.IPV6:
             name = name.replace("KUBE-", "KUBE-6-", 1)[:MAX_NAME_CHARS]
         return name
 
     def create(self, family: IpFamily) -> str:
-        """The line that creates it, with kube-proxy's sizes."""
+        """The ``create`` line, with kube-proxy's sizes."""
         if self.kind == PORT:
             return f"create {self.of(family)} {PORT} range 0-65535"
         word = _FAMILY_WORDS[family]
@@ -130,13 +130,13 @@ NODE_PORTS: Mapping[PortProtocol, tuple[IpSet, IpSet]] = {
 
 
 def ip_port(ip: str, protocol: PortProtocol, port: int, third: str = "") -> str:
-    """Write an entry of a set that begins with an address and a port."""
+    """An entry of a set that begins with an address and a port."""
     entry = f"{ip},{protocol.value}:{port}"
     return f"{entry},{third}" if third else entry
 
 
 def net(cidr: str) -> str:
-    """Write a network as ipset lists it: without host bits, and a single address without a /."""
+    """A network in ipset's notation: without host bits, and a single address without a prefix."""
     found = ip_network(cidr, strict=False)
     return str(found.network_address) if found.num_addresses == 1 else str(found)
 
@@ -148,10 +148,9 @@ def batch(
     *,
     create: bool,
 ) -> list[str]:
-    """Give the lines of ``ipset restore`` that lead from the present entries to the wanted ones.
+    """Lines for ``ipset restore`` that lead from the present entries to the wanted ones.
 
-    What is new comes before what goes: an entry that moves between sets is in both for a moment,
-    never in none.
+    Additions come before removals: an entry that moves between sets is never in neither.
     """
     lines = [each.create(family) for each in IpSet] if create else []
     for verb, more, less in (("add", wanted, present), ("del", present, wanted)):
@@ -162,7 +161,7 @@ def batch(
 
 
 def undone(lines: list[str]) -> list[str]:
-    """Give the lines that take a batch back; sets that it created stay, empty."""
+    """The lines that undo a batch; sets that it created remain, empty."""
     opposite = {"add": "del", "del": "add"}
     return [
         f"{opposite[verb]} {rest}"

@@ -1,6 +1,6 @@
-"""Rules for nftables, pure: a ``ServiceView`` → an ``NftablesRuleset`` → text → messages.
+"""Rules for nftables, pure: a ``ServiceView`` becomes an ``NftablesRuleset``, text, and messages.
 
-base.py has the names and what is there before any Service, ports.py what one port needs, ruleset.py
-all together and what changed, text.py the transactions, and compiling*.py make messages for the
-kernel of those. ``isthmus.programs.node_proxy.kernel.nftables`` applies them.
+base.py has the names and the rules that exist without any Service, ports.py the rules of one port,
+ruleset.py whole rulesets, their differences and transactions; compiling*.py turn transactions into
+netlink messages. ``isthmus.programs.node_proxy.kernel.nftables`` applies them.
 """

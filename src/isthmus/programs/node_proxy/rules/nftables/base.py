@@ -1,9 +1,9 @@
-"""What the table has before any Service, and the names of everything in it.
+"""The table without any Service, and the names of everything in it.
 
-Containers, base chains, and the rules that look them up, in the order and with the priorities of
-kube-proxy, whose comments are kept too, so that listings of the two can be compared. A name of a
-port's chain is a prefix, eight characters of a hash, and the text that was hashed; nft allows 256
-characters, of which kube-proxy leaves 16 for the prefix.
+Sets, maps, base chains and the rules that use them have kube-proxy's order, priorities and
+comments, so that listings of the two can be compared. The name of a port's chain is a prefix, eight
+characters of a hash, and the hashed text; nft allows 256 characters, of which kube-proxy reserves
+16 for the prefix.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from isthmus.programs.node_proxy.rules.detectors import BRIDGE_MARK_BIT, LocalMa
 from isthmus.programs.node_proxy.rules.model import Endpoint, IpFamily, PortKey
 from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
-#: The one table per family. It is kube-proxy's name on purpose: the two never run side by side.
+#: The one table per family. The name is kube-proxy's on purpose: the two never run side by side.
 TABLE = "kube-proxy"
 
 NFT_FAMILY = {IpFamily.IPV4: "ip", IpFamily.IPV6: "ip6"}
@@ -33,9 +33,9 @@ ENDPOINT = "endpoint-"
 AFFINITY = "affinity-"
 
 REJECT_CHAIN = "reject-chain"
-#: Ours alone, where several matches tell local traffic: one match needs no chain.
+#: Not in kube-proxy: used when several matches detect local traffic; one match needs no chain.
 NOT_LOCAL_CHAIN = "masq-if-not-local"
-#: Has one rule, always: if it has none, somebody flushed the table.
+#: Always has one rule: if it has none, somebody flushed the table.
 MARKER_CHAIN = "nat-prerouting"
 
 _HASH_CHARS = 8
@@ -45,7 +45,7 @@ _COMMENT_CHARS = 128
 
 
 class NftContainer(StrEnum):
-    """The named sets and verdict maps; the value is the name."""
+    """The named sets and verdict maps; the value is the nft name."""
 
     CLUSTER_IPS = "cluster-ips"
     SERVICE_IPS = "service-ips"
@@ -58,7 +58,7 @@ class NftContainer(StrEnum):
 
 
 class Element(NamedTuple):
-    """One element of a set, or with ``value`` of a verdict map."""
+    """One element of a set, or of a verdict map if it has a ``value``."""
 
     container: NftContainer
     key: str
@@ -71,29 +71,29 @@ class Element(NamedTuple):
 
 
 def bridge_table(family: IpFamily) -> str:
-    """The table of the bridge family in which packets of this one are marked."""
+    """The table of the bridge family that marks packets of this family."""
     return f"isthmus-node-proxy-{NFT_FAMILY[family]}"
 
 
 def port_base(key: PortKey) -> str:
-    """What the names of a port's chains end with: ``HASH-namespace/name/protocol/port``."""
+    """The common end of the names of a port's chains: ``HASH-namespace/name/protocol/port``."""
     return _hashed(_text(key))
 
 
 def endpoint_base(key: PortKey, endpoint: Endpoint) -> str:
-    """What the names of an endpoint's chain and affinity set end with."""
-    # A colon is no character of a name in nft.
+    """The common end of the names of an endpoint's chain and affinity set."""
+    # nft names cannot contain a colon.
     address = endpoint.ip.replace(":", ".")
     return _hashed(f"{_text(key)}__{address}/{endpoint.port}")
 
 
 def comment(key: PortKey) -> str:
-    """What an element says of its port; names may be longer than nft lets comments be."""
+    """The comment of a port's elements, cut to the length that nft allows."""
     return str(key)[:_COMMENT_CHARS]
 
 
 def is_port_chain(name: str) -> bool:
-    """Whether a chain belongs to a port of a Service; no other name has a slash."""
+    """Whether a chain belongs to a port of a Service: only their names contain a slash."""
     return "/" in name
 
 
@@ -110,7 +110,7 @@ def _hashed(text: str) -> str:
 _ADDRESS_PORT = "{addr} . inet_proto . inet_service : verdict"
 _PORT = "inet_proto . inet_service : verdict"
 
-#: Kind, type and comment of each named container.
+#: Kind, type and comment of each set and map.
 _CONTAINERS = {
     NftContainer.CLUSTER_IPS: ("set", "{addr}", "Active ClusterIPs"),
     NftContainer.HAIRPIN: (
@@ -132,9 +132,9 @@ _CONTAINERS = {
     NftContainer.SERVICE_NODE_PORTS: ("map", _PORT, "NodePort traffic"),
 }  # fmt: skip
 
-#: Base chains: type, hook, priority, and what they jump to.
+#: Base chains: type, hook, priority, and the chains they jump to.
 _HOOKS = {
-    # Before DNAT, where the balancer's address is still the destination.
+    # Before DNAT, while the destination is still the load balancer's address.
     "filter-prerouting-pre-dnat": ("filter", "prerouting", -110, ("firewall-check",)),
     "filter-output-pre-dnat": ("filter", "output", -110, ("firewall-check",)),
     "filter-input": (
@@ -149,16 +149,16 @@ _HOOKS = {
 
 _DESTINATION = "{ip} daddr . meta l4proto . th dport vmap @{map}"
 _NODE_PORT = "meta l4proto . th dport vmap @{map}"
-# Node ports of the loopback addresses need route_localnet, which nftables mode does without.
+# Node ports on loopback addresses need route_localnet, which nftables mode does not use.
 _NOT_LOOPBACK = {IpFamily.IPV4: "ip daddr != 127.0.0.0/8", IpFamily.IPV6: "ip6 daddr != ::1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BaseRules:
-    """The same whatever Services there are.
+    """The part of the ruleset that does not depend on Services.
 
-    ``heads`` say what a chain hooks into, or its comment; chains without one are plain.
-    ``bridge`` are the rules that mark what bridge ports bring, None for no such table.
+    ``heads`` are the hooks or comments of chains; chains without one are plain. ``bridge`` are the
+    rules that mark packets from bridge ports; None for no bridge table.
     """
 
     containers: Mapping[NftContainer, tuple[str, str]]
@@ -170,7 +170,7 @@ class BaseRules:
 
 
 def base_rules(settings: RuleSettings) -> BaseRules:
-    """Write what the settings ask for."""
+    """The base rules for these settings."""
     addresses = node_port_addresses(settings)
     chains: dict[str, tuple[str, ...]] = {}
     for name, (kind, _, _, targets) in _HOOKS.items():
@@ -194,13 +194,13 @@ def base_rules(settings: RuleSettings) -> BaseRules:
 
 
 def local_matches(settings: RuleSettings) -> tuple[LocalMatch, ...]:
-    """What tells local traffic, each only once: all ports of bridges bear the same mark."""
+    """The matches for local traffic without duplicates: all bridge ports share one mark."""
     found = settings.detector.matches(settings.family)
     return tuple({match.nft: match for match in found}.values())
 
 
 def node_port_addresses(settings: RuleSettings) -> tuple[str, ...] | None:
-    """The addresses of this node that take node ports, without loopback ones; None for all."""
+    """The node's addresses that accept node ports, without loopback; None for all."""
     if settings.node_port_addresses is None:
         return None
     chosen = dict.fromkeys(settings.node_port_addresses)
@@ -217,7 +217,7 @@ def _containers(family: IpFamily, *, node_port_ips: bool) -> dict[NftContainer, 
 
 
 def hooked(kind: str, hook: str, priority: int) -> str:
-    """How a chain says what it hooks into."""
+    """The head of a base chain, in nft syntax."""
     return f"type {kind} hook {hook} priority {priority} ;"
 
 
@@ -273,7 +273,7 @@ def _masquerade_cluster_ips(settings: RuleSettings, ip: str) -> tuple[str, ...]:
         return (f'{ip} daddr @cluster-ips {mark} comment "masquerade all clusterIP traffic"',)
     if not matches:
         return ()
-    # One match has its opposite; that of several is a chain that all of them leave.
+    # A single match has a negation; several need a chain that each of them returns from.
     act = f"{matches[0].nft_not} {mark}" if len(matches) == 1 else f"jump {NOT_LOCAL_CHAIN}"
     comment = "masquerade clusterIP traffic from outside cluster"
     return (f'{ip} daddr @cluster-ips {act} comment "{comment}"',)
@@ -293,7 +293,7 @@ def _bridge(settings: RuleSettings) -> tuple[str, ...] | None:
     prefixes = settings.detector.bridge_ports
     if prefixes is None:
         return None
-    # The bridge family sees all protocols; each of ours marks its own packets.
+    # The bridge family sees all protocols; each IP family marks its own packets.
     packet = f"meta protocol {NFT_FAMILY[settings.family]}"
     mark = f"meta mark set meta mark or {1 << BRIDGE_MARK_BIT:#010x}"
     if not prefixes:

@@ -1,9 +1,9 @@
-"""Turns our own transactions, as text.py writes them, into messages for the kernel.
+"""Compiles the node proxy's nft transactions into netlink messages.
 
-Only so much of nft's language is understood as text.py and base.py use: nft reads every table of
-the host before it writes to one, and dies when a newer nft made a set in any of them
-(kubernetes/kubernetes#136786). Rules are in compiling_rules.py. Whatever a detector of another
-package says that is not understood is a ``ForeignRuleError``: nft itself has to be asked for that.
+Only the part of nft's language that ruleset.py and base.py use is understood. nft itself is avoided
+because it reads every table of the host before it writes to one, and crashes if a newer nft made a
+set in any of them (kubernetes/kubernetes#136786). compiling_rules.py compiles rules. Text from a
+detector of another package that is not understood raises ``ForeignRuleError``: it needs nft.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from isthmus.programs.node_proxy.rules.nftables.compiling_rules import (
 __all__ = ["ForeignRuleError", "RuleValueError", "compiled"]
 
 _TOKEN = re.compile(r'"[^"]*"|[{};]|[^\s{};]+')
-# Numbers and sizes of nft's data types; what is joined to others fills up four bytes.
+# Numbers and sizes of nft's data types; concatenated values are padded to four bytes.
 _TYPES = {"ipv4_addr": (7, 4), "ipv6_addr": (8, 16), "inet_proto": (12, 1), "inet_service": (13, 2)}
 _TYPE_BITS = 6
 _VERDICT_TYPE = 0xFFFFFF00
 _SET_FLAGS = {"dynamic": 0x20, "timeout": 0x10}
 _MAP = 0x8
-# What nft keeps with a set: the byte order of its keys (2 is the network's), and its comment.
+# Userdata that nft stores with a set: the byte order of its keys (2 is network), and its comment.
 _KEY_ORDER, _SET_COMMENT = 0, 7
 _NETWORK_ORDER, _NO_ORDER = b"\2\0\0\0", b"\0\0\0\0"
 
@@ -57,14 +57,14 @@ def compiled(text: str) -> NftBatch:
     """Compile a transaction.
 
     Raises:
-        ForeignRuleError: a line says something that we do not say ourselves.
-        RuleValueError: an address, port or number of a line is none. Both have the line.
+        ForeignRuleError: a line has a construct that the node proxy does not write.
+        RuleValueError: a line has an invalid address, port or number. Both carry the line.
     """
     return _Compiler().compile(text)
 
 
 class _Compiler:
-    """One transaction on its way to a batch."""
+    """The state of compiling one transaction."""
 
     def __init__(self) -> None:
         self._batch = NftBatch()
@@ -178,7 +178,7 @@ class _Compiler:
     def _flush_set(self, family: int, words: _Words) -> None:
         self._add(NftMessage.DELETE_ELEMENTS, family, name(1, words[0]) + name(2, words[1]))
 
-    # Elements: one to a line, so that a refusal can name it.
+    # Elements: one per line, so that an error can name the element.
 
     def _elements(
         self, verb: str, family: int, table: str, container: str, lines: Iterator[tuple[int, str]]
@@ -201,7 +201,7 @@ class _Compiler:
             except (ForeignRuleError, RuleValueError) as exc:
                 exc.rule = line
                 raise
-        raise ForeignRuleError("elements without an end")
+        raise ForeignRuleError("elements without a closing brace")
 
 
 def _element(line: str) -> bytes:
@@ -209,8 +209,8 @@ def _element(line: str) -> bytes:
     rest, colon, goes = line.rpartition(" : ")
     if not colon:
         rest, goes = line, ""
-    key, commented, said = rest.partition(' comment "')
-    user = user_data(comment(0, said[:-1])) if commented else b""
+    key, commented, text = rest.partition(' comment "')
+    user = user_data(comment(0, text[:-1])) if commented else b""
     parts = [_part(each) for each in key.split(" . ")]
     data = verdict_of(goes.split(" ")) if goes else b""
     return element(concatenated(parts) if len(parts) > 1 else parts[0], data=data, user=user)
@@ -240,7 +240,7 @@ def _key_type(names: _Words) -> bytes:
 
 
 def _options(words: _Words, *known: str) -> dict[str, _Words]:
-    """What stands in braces: a word, and what follows it up to a semicolon."""
+    """The options in braces: each word with what follows it up to a semicolon."""
     found: dict[str, _Words] = {}
     if not words:
         return found

@@ -1,7 +1,7 @@
-"""Turns one rendered rule into expressions: what it loads, compares and does.
+"""Compiles one rule into nf_tables expressions: loads, comparisons, actions.
 
-The expressions are those that nft makes of the same text, the shortcuts included; a test holds the
-two against each other. What none of our rules says is a ``ForeignRuleError``.
+The expressions are those that nft generates for the same text, shortcuts included; a test compares
+the two. A construct that the node proxy does not write raises ``ForeignRuleError``.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from isthmus.net.rules_nft_encoding import (
 )
 from isthmus.programs.node_proxy.rules.nftables.ruleset import RuleWords
 
-# An address or a range, if a wrong one perhaps; nft has other words for them, too.
+# An address or a range, valid or not; nft has other operands too.
 _PLAIN = re.compile(r"[0-9a-fA-F.:/]+")
 PROTOCOLS: Mapping[str, bytes] = {"tcp": b"\6", "udp": b"\x11", "sctp": b"\x84"}
 _VERDICTS = {"drop": 0, "accept": 1, "return": -5}
@@ -63,12 +63,12 @@ _CT_STATE, _CT_STATUS = 0, 2
 _FIB_SADDR, _FIB_DADDR, _FIB_ADDRTYPE = 1, 2, 3
 _INTERVAL_END = 0x1
 _NAME_BYTES = 16
-# What nft keeps with an element: that nothing follows its range.
+# Userdata that nft stores with an element: the range ends here.
 _OPEN_END = user_data((1, b"\1\0\0\0"))
 
 
 class _RuleError(IsthmusError):
-    """``rule`` is the line that it is about; whoever knows it fills it in."""
+    """``rule`` is the line of the error; a caller that knows it adds it."""
 
     def __init__(self, what: str, *, rule: str = "") -> None:
         super().__init__(what)
@@ -76,15 +76,15 @@ class _RuleError(IsthmusError):
 
 
 class ForeignRuleError(_RuleError):
-    """A rule uses an expression that the renderer never writes."""
+    """A rule uses an expression that the node proxy never writes."""
 
 
 class RuleValueError(_RuleError):
-    """A value of a rule is not what it has to be; a clause that says so."""
+    """A rule has an invalid value; the message says which."""
 
 
 def host_order(number_of: int) -> bytes:
-    """A number of 32 bits as this machine keeps it."""
+    """A 32-bit number in host byte order."""
     return number_of.to_bytes(4, sys.byteorder)
 
 
@@ -93,7 +93,7 @@ def address_bytes(text: str) -> bytes:
     """Read an address.
 
     Raises:
-        RuleValueError: it is none.
+        RuleValueError: the text is not an address.
     """
     try:
         return ip_address(text).packed
@@ -108,15 +108,15 @@ def port_bytes(text: str) -> bytes:
     """Read a port.
 
     Raises:
-        RuleValueError: it is none.
+        RuleValueError: the text is not a port.
     """
     if not (text.isascii() and text.isdigit() and len(text) < 6 and int(text) < 65536):
-        raise RuleValueError(f"{text} is not a port")
+        raise RuleValueError(f"{text} is not a port number")
     return int(text).to_bytes(2, "big")
 
 
 def concatenated(parts: Sequence[bytes]) -> bytes:
-    """Join values to one key, each filled up to four bytes."""
+    """Concatenate values to one key, each padded to four bytes."""
     return b"".join(part + bytes(-len(part) % 4) for part in parts)
 
 
@@ -132,12 +132,12 @@ def verdict_of(words: Sequence[str]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PacketField:
-    """Something of a packet: how it is loaded into a register, and what it is compared with."""
+    """A packet field: how it is loaded into a register, and how its operands are encoded."""
 
     load: Callable[[int], bytes]
     size: int
     read: Callable[[str], bytes] | None = None
-    #: Where it is in the network header, for an address: part of one may be loaded.
+    #: The offset of an address in the network header: a part of it can be loaded.
     offset: int = 0
 
 
@@ -151,12 +151,12 @@ def _word_of(known: Mapping[str, bytes]) -> Callable[[str], bytes]:
 
 
 def _interface(text: str) -> bytes:
-    """Read a quoted name; one that ends with a star is compared as far as that."""
+    """Encode a quoted interface name; a trailing star limits the comparison to the prefix."""
     given = text.strip('"').encode()
     if not text.startswith('"') or given in (b"", b"*") or b"\\" in given:
         raise ForeignRuleError(text)
     if len(given) >= _NAME_BYTES:
-        raise RuleValueError(f"{text} is not the name of an interface")
+        raise RuleValueError(f"{text} is not an interface name")
     return given[:-1] if given.endswith(b"*") else given.ljust(_NAME_BYTES, b"\0")
 
 
@@ -199,7 +199,7 @@ FIELDS: Mapping[tuple[str, ...], PacketField] = {
     ("fib", "saddr", "type"): _fib(_FIB_SADDR),
     ("fib", "daddr", "type"): _fib(_FIB_DADDR),
 }  # fmt: skip
-#: Fields of bits, of which any has to be set.
+#: Bit fields, which match if any of the bits is set.
 BITS: Mapping[tuple[str, ...], tuple[bytes, bytes]] = {
     ("ct", "state", "new"): (conntrack(_CT_STATE, 1), host_order(8)),
     ("ct", "status", "dnat"): (conntrack(_CT_STATUS, 1), host_order(32)),
@@ -207,7 +207,7 @@ BITS: Mapping[tuple[str, ...], tuple[bytes, bytes]] = {
 
 
 def address_port(words: Sequence[str]) -> bytes:
-    """An address and a port, as ``10.0.0.1 . 80``, joined to one value."""
+    """Encode an address and a port, as ``10.0.0.1 . 80``, as one value."""
     match words:
         case [address, ".", port]:
             return concatenated((address_bytes(address), port_bytes(port)))
@@ -218,25 +218,25 @@ def address_port(words: Sequence[str]) -> bytes:
 def single(field: PacketField, word: str) -> bytes:
     found = address_bytes(word)
     if len(found) != field.size:
-        raise RuleValueError(f"{word} is an address of the other family")
+        raise RuleValueError(f"{word} is an address of the other IP family")
     return element(found)
 
 
 def range_of(field: PacketField, word: str) -> tuple[bytes, int]:
-    """Read a range: its first address, and how many bits it shares with all of them."""
+    """Encode a range: its first address, and its prefix length."""
     try:
         found = ip_network(word, strict=False)
     except ValueError:
         if not _PLAIN.fullmatch(word):
             raise ForeignRuleError(word) from None
-        raise RuleValueError(f"{word} is not a range of addresses") from None
+        raise RuleValueError(f"{word} is not a address range") from None
     if not field.offset or found.max_prefixlen != field.size * 8:
-        raise RuleValueError(f"{word} is not a range of addresses of this family")
+        raise RuleValueError(f"{word} is not an address range of this family")
     return found.network_address.packed, found.prefixlen
 
 
 def intervals(field: PacketField, words: Sequence[str]) -> list[bytes]:
-    """Elements where ranges begin and end, without overlaps, as trees of intervals want them."""
+    """Interval elements: the starts and ends of ranges, merged, as interval sets need them."""
     whole = field.size * 8
     merged: list[list[int]] = []
     for start, bits in sorted(range_of(field, word) for word in words):
@@ -269,7 +269,7 @@ _PORT_UNREACHABLE = {FAMILIES["ip"]: 3, FAMILIES["ip6"]: 4}
 _INTEGER_TYPE, _VERDICT_TYPE = 4, 0xFFFFFF00
 _ADDRESS_TYPE = {4: 7, 16: 8}
 _ADDRESS_PORT_TYPE = {8: 7 << 6 | 13, 20: 8 << 6 | 13}
-# What nft keeps with a set; 1 is the host's byte order, 2 the network's.
+# Userdata that nft stores with a set; 1 is host byte order, 2 network.
 _KEY_ORDER, _DATA_ORDER, _MERGED = 0, 1, 2
 _HOST_FIRST, _NETWORK_FIRST, _YES = b"\1\0\0\0", b"\2\0\0\0", b"\1\0\0\0"
 _MARKS = (("mark",), ("meta", "mark"))
@@ -277,7 +277,7 @@ _NOTHING = host_order(0)
 
 
 class RuleCompiler(RuleWords):
-    """Compiles rules into a batch: each is a message, after those of the sets that it has."""
+    """Compiles rules into a batch: one message each, preceded by those of its anonymous sets."""
 
     def __init__(self, batch: NftBatch) -> None:
         super().__init__([])
@@ -288,10 +288,10 @@ class RuleCompiler(RuleWords):
         self._table = b""
         self._line = 0
         self._made: list[bytes] = []
-        self._said = b""
+        self._comment = b""
 
     def next_set_id(self) -> int:
-        """A number for a set, by which rules of the same batch name it."""
+        """A number by which rules of the same batch refer to a set."""
         self._set_id += 1
         return self._set_id
 
@@ -299,17 +299,17 @@ class RuleCompiler(RuleWords):
         """Compile a rule.
 
         Raises:
-            ForeignRuleError: it says something that we do not say ourselves.
-            RuleValueError: a value in it is none.
+            ForeignRuleError: the rule has a construct that the node proxy does not write.
+            RuleValueError: the rule has an invalid value.
         """
         if family not in FAMILIES:
             raise ForeignRuleError(family)
         self._family, self._word, self._table = FAMILIES[family], family, name(1, table)
         self._line, self._words, self._at = line, _TOKEN.findall(rule), 0
-        self._made, self._said = [], b""
+        self._made, self._comment = [], b""
         while self._at < len(self._words):
             self._statement()
-        body = self._table + name(2, chain) + nested(4, *self._made) + self._said
+        body = self._table + name(2, chain) + nested(4, *self._made) + self._comment
         self._batch.add(NftMessage.NEW_RULE, self._family, body, line=line, flags=CREATE | APPEND)
 
     @override
@@ -342,7 +342,7 @@ class RuleCompiler(RuleWords):
         match self._next():
             case "comment":
                 kept = user_data(comment(0, self._next().strip('"')))
-                self._said = attribute(7, kept)
+                self._comment = attribute(7, kept)
             case "dnat":
                 self._dnat()
             case "numgen":
@@ -396,14 +396,14 @@ class RuleCompiler(RuleWords):
         while True:
             for words, field in FIELDS.items():
                 if self._take(*words):
-                    # Others than ours would have to look at the packet's protocol before.
+                    # Other protocols would need a check of the packet's protocol first.
                     if words[0] in ("ip", "ip6") and words[0] != self._word:
                         raise ForeignRuleError(" ".join(words))
                     found.append(field)
                     break
             else:
                 if found:
-                    raise ForeignRuleError("what follows a dot")
+                    raise ForeignRuleError("the word after a dot")
                 return found
             if not self._take("."):
                 return found
@@ -431,7 +431,7 @@ class RuleCompiler(RuleWords):
     def _load(self, fields: list[PacketField]) -> None:
         used = 0
         for field in fields:
-            # nft names the room by 16 bytes where it can.
+            # nft uses 16-byte register numbers where possible.
             register = 8 + used if used % 4 else 1 + used // 4
             self._made.append(field.load(register))
             used += (field.size + 3) // 4
@@ -447,11 +447,11 @@ class RuleCompiler(RuleWords):
             raise ForeignRuleError(word)
         wanted = field.read(word)
         if field.offset and len(wanted) != field.size:
-            raise RuleValueError(f"{word} is an address of the other family")
+            raise RuleValueError(f"{word} is an address of the other IP family")
         self._made += (field.load(1), compare(how, wanted))
 
     def _within(self, field: PacketField, how: Compare, word: str) -> None:
-        """Compare with a range: only its bytes are loaded, if it ends with one."""
+        """Compare with a range; loads only its bytes if the prefix ends on a byte."""
         start, bits = range_of(field, word)
         if bits == field.size * 8:
             self._made += (field.load(1), compare(how, start))
@@ -467,11 +467,11 @@ class RuleCompiler(RuleWords):
                 field.load(1), bitwise(mask, bytes(field.size)), compare(how, start),
             )  # fmt: skip
 
-    # Sets of a rule's own.
+    # Anonymous sets.
 
     def _among(self, field: PacketField, how: Compare, words: list[str]) -> None:
         if not field.offset:
-            raise ForeignRuleError("a set of anything but addresses")
+            raise ForeignRuleError("an anonymous set of anything but addresses")
         if len(words) == 1:
             only = words[0]
             (self._within if "/" in only else self._equal)(field, how, only)
@@ -491,7 +491,7 @@ class RuleCompiler(RuleWords):
     def _own(
         self, flags: int, types: bytes, elements: Sequence[bytes], kept: bytes
     ) -> tuple[str, int]:
-        """Make a set or map that lives with the rule; the kernel makes its name of this one."""
+        """Make an anonymous set or map, owned by the rule; the kernel names it."""
         container, set_id = "__map%d" if flags & _MAP else "__set%d", self.next_set_id()
         head = self._table + name(2, container)
         made = (
@@ -506,7 +506,7 @@ class RuleCompiler(RuleWords):
             )
         return container, set_id
 
-    # Where packets go.
+    # DNAT.
 
     def _dnat(self) -> None:
         if self._take("to"):
@@ -520,11 +520,11 @@ class RuleCompiler(RuleWords):
             return
         self._need(self._word, "addr", ".", "port", "to", "numgen")
         size = self._balance("map")
-        # What a map gives begins in register 1; the port follows the address.
+        # A map's result starts at register 1; the port follows the address.
         self._made.append(dnat(self._family, 9 if size == 8 else 2))
 
     def _balance(self, kind: str) -> int:
-        """``numgen random mod N map|vmap { … }``; how many bytes an element's data has."""
+        """Compile ``numgen random mod N map|vmap { … }``; returns the size of an element's data."""
         self._need("random", "mod")
         modulus = int(self._next())
         self._need(kind)
@@ -544,7 +544,7 @@ class RuleCompiler(RuleWords):
         return size
 
     def _numbered(self) -> list[list[str]]:
-        """What stands in braces after the numbers from 0 on, each with a colon behind it."""
+        """The values in braces whose keys are the numbers from 0 on."""
         listed = self._in_braces()
         for at, words in enumerate(listed):
             if words[:2] != [str(at), ":"]:

@@ -1,6 +1,6 @@
-"""The elements, chains and rules of one port, with the shapes that kube-proxy gives them.
+"""The elements, chains and rules of one port, in kube-proxy's form.
 
-Nothing here depends on another port; how those of all ports become one ruleset is in ruleset.py.
+Ports do not depend on each other; ruleset.py joins them into one ruleset.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NftablesPortRules:
-    """All that one port needs. ``affinity`` are sets of clients, with their timeouts in seconds.
+    """The rules of one port. ``affinity`` has sets of clients with their timeouts in seconds.
 
-    ``no_local`` are the traffic policies, "internal" and "external", by which nothing is reached
-    because no endpoint is on this node.
+    ``no_local`` are the traffic policies, "internal" and "external", whose traffic finds no
+    endpoint on this node.
     """
 
     elements: tuple[Element, ...]
@@ -44,7 +44,7 @@ class NftablesPortRules:
 
 
 class _Port:
-    """A port on its way to rules: its names, and which of its chains there are."""
+    """What the rules of a port need: its names, and which chains it has."""
 
     __slots__ = (
         "backends",
@@ -70,7 +70,7 @@ class _Port:
         self.internal_there = bool(self.local if port.internal_local else self.cluster)
         self.external_there = bool(self.local if port.external_local else self.cluster)
         self.external = backends.exist and port.external
-        # Endpoints elsewhere may be reached by others: dropped, and they try again.
+        # Other nodes may have endpoints: drop packets, so that clients retry.
         self.verdict = "drop" if backends.exist else f"goto {REJECT_CHAIN}"
 
 
@@ -98,7 +98,7 @@ def port_rules(backed: BackedPort, settings: RuleSettings) -> NftablesPortRules:
 
 def _no_local(it: _Port) -> tuple[str, ...]:
     internal = () if it.internal_there else ("internal",)
-    # Counted for every port of that policy, as kube-proxy does, whether or not it is external.
+    # Counted for every port with the policy, whether or not it is external, as in kube-proxy.
     lacking = it.port.external_local and not it.backends.local
     return (*internal, "external") if lacking else internal
 
@@ -112,11 +112,11 @@ def _balancing(it: _Port, endpoints: tuple[Endpoint, ...]) -> str:
 
 
 def _certain(it: _Port, end: Endpoint) -> str:
-    """The rule behind one that balances, for a packet that passes that one.
+    """A fallback after a balancing rule, for a packet that the balancing rule does not match.
 
-    The elements of a rule's own map read as gone from the moment in which the rule is replaced,
-    also to a packet that is just among the old rules: it finds nothing there, and would go on to
-    an address that nobody has. At any other time the map has an element for every number.
+    When a rule is replaced, the elements of its anonymous map vanish at once, even for a packet
+    that is traversing the old rules: the lookup fails, and the packet would keep a destination that
+    no host has. At any other time the map has an element for every number.
     """
     return f"meta l4proto {it.protocol} dnat to {end}"
 
@@ -144,11 +144,11 @@ def _external(it: _Port, settings: RuleSettings) -> Iterator[str]:
     if not it.port.external_local:
         yield f'{mark} comment "masquerade"'
     elif it.cluster:
-        # Pods and the node reach it as if they had gone out to the load balancer and come back.
+        # Pods and the node reach the Service as if the load balancer had sent the traffic back.
         target = SERVICE + it.base
         for match in local_matches(settings):
             yield f'{match.nft} goto {target} comment "short-circuit pod traffic"'
-        # The balancer's address is one of the node: it would be the source that endpoints see.
+        # The node has the balancer's address: endpoints would see that as the source.
         yield f'fib saddr type local {mark} comment "masquerade local traffic"'
         yield f'fib saddr type local goto {target} comment "short-circuit local traffic"'
     if it.external_there:
@@ -158,7 +158,7 @@ def _external(it: _Port, settings: RuleSettings) -> Iterator[str]:
 def _firewall(it: _Port, settings: RuleSettings) -> str:
     sources = list(it.port.source_ranges)
     if settings.node_ip and _within(settings.node_ip, sources):
-        # A node that has the balancer's address itself sends to it from that address.
+        # A node that has the balancer's address uses it as the source for traffic to it.
         sources += it.port.load_balancer_ips
     return f"{it.family} saddr != {{ {' , '.join(sources)} }} drop"
 
@@ -169,18 +169,18 @@ def _within(address: str, ranges: Iterable[str]) -> bool:
 
 
 def _elements(it: _Port) -> Iterator[Element]:
-    port, said = it.port, comment(it.port.key)
+    port, note = it.port, comment(it.port.key)
     yield Element(NftContainer.CLUSTER_IPS, port.cluster_ip)
     key = f"{port.cluster_ip} . {it.protocol} . {port.port}"
     if it.internal_there:
         prefix = LOCAL if port.internal_local else SERVICE
         yield Element(NftContainer.SERVICE_IPS, key, f"goto {prefix}{it.base}")
     else:
-        yield Element(NftContainer.NO_ENDPOINT_SERVICES, key, it.verdict, said)
+        yield Element(NftContainer.NO_ENDPOINT_SERVICES, key, it.verdict, note)
     for address in (*port.external_ips, *port.load_balancer_ips):
         key = f"{address} . {it.protocol} . {port.port}"
         yield from _external_elements(
-            it, key, said, NftContainer.SERVICE_IPS, NftContainer.NO_ENDPOINT_SERVICES
+            it, key, note, NftContainer.SERVICE_IPS, NftContainer.NO_ENDPOINT_SERVICES
         )
     if port.source_ranges:
         for address in port.load_balancer_ips:
@@ -189,7 +189,7 @@ def _elements(it: _Port) -> Iterator[Element]:
     if port.node_port:
         key = f"{it.protocol} . {port.node_port}"
         yield from _external_elements(
-            it, key, said, NftContainer.SERVICE_NODE_PORTS, NftContainer.NO_ENDPOINT_NODE_PORTS
+            it, key, note, NftContainer.SERVICE_NODE_PORTS, NftContainer.NO_ENDPOINT_NODE_PORTS
         )
     for end in it.backends.reachable:
         if end.local:
@@ -197,10 +197,10 @@ def _elements(it: _Port) -> Iterator[Element]:
 
 
 def _external_elements(
-    it: _Port, key: str, said: str, there: NftContainer, lacking: NftContainer
+    it: _Port, key: str, note: str, there: NftContainer, lacking: NftContainer
 ) -> Iterator[Element]:
-    # Both, where only others than pods and the node find nothing: what they do is dropped.
+    # Both elements if only pods and the node find an endpoint: other traffic is dropped.
     if it.external:
         yield Element(there, key, f"goto {EXTERNAL}{it.base}")
     if not it.external_there:
-        yield Element(lacking, key, it.verdict, said)
+        yield Element(lacking, key, it.verdict, note)
