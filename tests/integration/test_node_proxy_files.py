@@ -103,7 +103,7 @@ def test_a_node_without_ranges_is_waited_for_and_says_so(
     ranges = "podCIDRs: [10.1.0.0/24]"
     (files / "node.yaml").write_text(NODE.replace(ranges, ""))
     with running(tmp_path, flag) as program:
-        program.wait_log("the Node has no podCIDRs: no rules are written until it has")
+        program.wait_log("waiting for podCIDRs of the Node before writing rules")
         waiting = "waiting for podCIDRs of the Node here"
         assert page("/readyz", 10256) == (503, f"[+]ping ok\n[-]rules failed: {waiting}\n")
         found = json.loads(page("/snapshot")[1])
@@ -119,7 +119,7 @@ def test_a_wrong_file_is_one_line_and_changes_nothing(files: Path, tmp_path: Pat
     with running(tmp_path) as program:
         wait_rules(program, "--to-destination 10.1.0.7:8080")
         (files / "web.yaml").write_text("kind: Service\nmetadata: {")
-        program.wait_log("what was known before stays in use")
+        program.wait_log("cannot use the manifests")
         (files / "web.yaml").write_text("")
         program.wait_log("is empty")
         (files / "twice.yaml").write_text(SERVICE)
@@ -183,11 +183,11 @@ def test_a_failed_sync_is_counted_and_tried_again(
     if mode == "iptables" and "nf_tables" not in output("iptables", "--version"):
         pytest.skip("iptables of the old kind has no tables that belong to somebody")
     with someone_elses(table) as owner, running(tmp_path, mode=mode) as program:
-        program.wait_log("rules cannot be written; it is tried again")
+        program.wait_log("sync failed")
         wait_until(lambda: metric(counter) >= 2, "it fails again")
         owner.stdin.close()  # type: ignore[union-attr]
         owner.wait(LIMIT_S)
-        program.wait_log("rules are written again")
+        program.wait_log("sync recovered")
         rules = output("nft", "list", "ruleset")
         assert "10.1.0.7" in rules
         assert page("/healthz", 10256)[0] == 200
@@ -213,9 +213,9 @@ def test_a_busy_health_check_port_is_tried_again(files: Path, tmp_path: Path) ->
     (files / "checked.yaml").write_text(CHECKED)
     with running(tmp_path) as program:
         with socket.create_server(("0.0.0.0", 31234)):
-            program.wait_log("health check node port cannot be opened")
+            program.wait_log("cannot open health check node port")
         # Nothing changes any more, and yet:
-        program.wait_log("health check node port is open now")
+        program.wait_log("health check node port opened")
         assert page("/healthz", 31234)[0] == 503  # no endpoint is here
 
 
@@ -228,7 +228,7 @@ def test_another_node_proxy_is_not_started_beside(files: Path, tmp_path: Path) -
             capture_output=True, text=True, timeout=LIMIT_S, env=ENVIRONMENT,
         )  # fmt: skip
         assert done.returncode == 2
-        assert "(http://127.0.0.1:10249/proxyMode answers as it does)" in done.stderr
+        assert "(http://127.0.0.1:10249/proxyMode answers like kube-proxy)" in done.stderr
 
 
 def test_a_file_of_settings_that_changes_ends_it(files: Path, tmp_path: Path) -> None:

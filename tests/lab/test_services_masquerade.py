@@ -195,7 +195,7 @@ def test_bridge_ports_that_iptables_does_not_hear_of(bed: Bed) -> None:
     finally:
         bed.run("node-1", "sysctl", "-qw", f"{setting}=1")
     check(bed, "pod-1b", CLUSTER_IPS["cluster"], 80, ALL)
-    said = "iptables hears of bridge ports now"
+    said = "iptables sees bridge ports now"
     wait_until(lambda: said in proxy.log or not deaf, "it is said", LIMIT_S)
 
 

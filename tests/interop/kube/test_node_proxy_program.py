@@ -78,7 +78,7 @@ def test_it_waits_for_pod_ranges_and_follows_them(ground: Nodes, api: Api) -> No
     flags = (*SOON, "--detect-local=node-cidr", "--node-cidr", "--cluster-cidr=192.0.2.0/24")
     with proxy(ground, api, Kind.ISTHMUS, "iptables", flags) as one:
         one.program.wait_for(
-            lambda: "the Node has no podCIDRs" in one.program.log, "says that it waits"
+            lambda: "waiting for podCIDRs of the Node" in one.program.log, "says that it waits"
         )
         assert ours(one.node) == []
         assert "--cluster-cidr is ignored: it is only used if" in one.program.log
@@ -86,7 +86,7 @@ def test_it_waits_for_pod_ranges_and_follows_them(ground: Nodes, api: Api) -> No
         api.call("PATCH", f"/api/v1/nodes/{NODE_NAME}", patch)
         one.wait_shows("iptables", "! -s 10.7.0.0/24")
         # IPv6 has none: that is said, and its rules are there without.
-        assert "nothing tells local traffic of this family" in one.program.log
+        assert "no local traffic detector for this IP family" in one.program.log
         assert "KUBE-SERVICES" in run(one.node, "ip6tables-save").stdout
         # Ranges of a Node never change; another Node of the name may come.
         api.call("DELETE", f"/api/v1/nodes/{NODE_NAME}")
@@ -107,7 +107,7 @@ def test_it_heals_what_somebody_flushed(ground: Nodes, api: Api) -> None:
                 run(one.node, tool, "-t", table, "-X")
         assert ours(one.node) == []
         wait_until(lambda: sorted(ours(one.node)) == before, "all rules are there again")
-        assert "not all is as it was written" in one.program.log
+        assert "rules changed by another program" in one.program.log
 
 
 def test_its_rules_outlive_it_and_cleanup_removes_them(ground: Nodes, api: Api) -> None:

@@ -1,18 +1,18 @@
-"""The node service proxy: objects in, rules in the kernel out, health and metrics."""
+"""The node service proxy: reads API objects, programs the kernel, serves health and metrics."""
 
 from isthmus.frame.program import Program
 
 _FLAG_RULES = """\
 Names, meanings and defaults are those of kube-proxy, except where the tables say otherwise. Flags
-are checked against each other before anything is opened; what is wrong is one sentence on standard
-error and exit code 2 ([how to program a node](../how-to/node-proxy.md)).
+are checked against each other at the start; an error is one line on standard error and exit code 2
+([how to program a node](../how-to/node-proxy.md)).
 
-- `--config` reads kube-proxy's own file. Flags that it has a key for are not used beside it, apart
-  from `--hostname-override` and those of *Logging*; which they were is said.
-- `--node-cidr` may come without a value: `--node-cidr`, `--node-cidr=` and none are the same.
-- A value for another `--detect-local`, `--detect-local-mode` or `--proxy-mode` than the one that is
-  chosen is not used, and the log says by which it would be.
-- Interfaces have at most 15 characters, and prefixes of them 14; neither takes a `+`.
+- `--config` reads kube-proxy's own file. Flags for which the file has a key are ignored, with a
+  message, apart from `--hostname-override` and those of *Logging*.
+- `--node-cidr` may come without a value: `--node-cidr`, `--node-cidr=` and no flag are the same.
+- A value for another `--detect-local`, `--detect-local-mode` or `--proxy-mode` than the chosen one
+  is ignored, and the log says which one would use it.
+- Interface names have at most 15 characters, and prefixes 14, without a `+`.
 """
 
 PROGRAM = Program(

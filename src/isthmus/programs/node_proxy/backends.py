@@ -1,6 +1,6 @@
-"""Which backend programs the kernel, and removing what any of them left.
+"""Chooses the backend that programs the kernel, and removes the rules of other backends.
 
-Backends are imported when they are needed: one mode has no use for the others' modules.
+Backends are imported on demand: a mode does not load the others' modules.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ BACKENDS: dict[str, Callable[[IpFamily, NodeProxySettings], KernelBackend]] = {
     IPVS: _ipvs,
 }
 _SAVE = {IpFamily.IPV4: "iptables-save", IpFamily.IPV6: "ip6tables-save"}
-# kube-proxy's: ipvs uses iptables too, so that their rules are not told apart.
+# As in kube-proxy: ipvs uses iptables too, so that the rules of the two are cleaned up together.
 _OTHERS = {IPTABLES: (NFTABLES,), IPVS: (NFTABLES,), NFTABLES: (IPTABLES, IPVS)}
 
 
@@ -62,10 +62,10 @@ def families_of_host() -> list[IpFamily]:
 
 
 def start_backends(settings: NodeProxySettings) -> list[KernelBackend]:
-    """Make a backend for each family that can be programmed here; blocks.
+    """Make a backend for each family that can be programmed on this host; blocks.
 
     Raises:
-        ConfigError: there is none; the reason of the first.
+        ConfigError: there is none; the message is that of the first family.
     """
     started, reasons = [], []
     for family in families_of_host():
@@ -79,28 +79,28 @@ def start_backends(settings: NodeProxySettings) -> list[KernelBackend]:
     if not started:
         raise reasons[0][1]
     for family, reason in reasons:
-        log(_log, logging.WARNING, "this family is left alone", family=family.value, error=reason)
+        log(_log, logging.WARNING, "IP family not programmed", family=family.value, error=reason)
     return started
 
 
 def clean_others(settings: NodeProxySettings, families: Sequence[IpFamily]) -> list[str]:
-    """Remove what other modes left, so that only one is in force; what stayed, in words."""
+    """Remove rules of other modes; returns messages about what remains."""
     return clean(_OTHERS[settings.mode], settings, families)
 
 
 def clean_all(settings: NodeProxySettings) -> list[str]:
-    """Remove everything of ours, of every mode; what stayed, in words."""
+    """Remove the node proxy's rules of every mode; returns messages about what remains."""
     return clean(tuple(BACKENDS), settings, tuple(IpFamily))
 
 
 def clean(
     modes: Sequence[str], settings: NodeProxySettings, families: Sequence[IpFamily]
 ) -> list[str]:
-    """Remove what these modes left; blocks."""
+    """Remove the rules of these modes; blocks."""
     stayed: list[str] = []
     for mode in modes:
         for family in families:
-            # Where there is no iptables, nobody wrote rules with it.
+            # Without iptables installed, nothing can have written rules with it.
             if mode != IPTABLES or shutil.which(_SAVE[family]):
                 stayed += BACKENDS[mode](family, settings).cleanup()
     return stayed

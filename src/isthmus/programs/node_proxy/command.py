@@ -1,6 +1,6 @@
-"""``isthmus node-proxy``: flags or kube-proxy's file in, a running node proxy out; and clean-up.
+"""``isthmus node-proxy``: runs a node proxy from flags or kube-proxy's file; and its cleanup.
 
-What it takes to run is imported when a command runs.
+Imports happen when a command runs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from isthmus.programs.node_proxy import command_tools
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 from isthmus.settings.options import options_of
 
-# Its value may be left out: the Node says it then.
+# The flag may come without a value: the ranges are then the Node's.
 _BARE = "--node-cidr"
 
 
 class _NodeProxyCommand(FlagGroup):
-    """The command; a --node-cidr without a value has an empty one."""
+    """The command; --node-cidr without a value gets an empty one."""
 
     @override
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -37,7 +37,7 @@ def _run(**given: tuple[str, ...]) -> int:
     below = click.get_current_context().invoked_subcommand
     if below is not None:
         if any(given.values()):
-            raise ConfigError(f"flags of node-proxy {below} go behind that word")
+            raise ConfigError(f"flags of node-proxy {below} go after the subcommand")
         return 0
     from isthmus.programs.node_proxy.config import read_settings
 
@@ -58,8 +58,8 @@ def _clean(settings: NodeProxySettings) -> int:
     from isthmus.programs.node_proxy.backends import clean_all
 
     stayed = clean_all(settings)
-    for sentence in stayed:
-        click.echo(f"isthmus: {sentence}", err=True)
+    for message in stayed:
+        click.echo(f"isthmus: {message}", err=True)
     return 1 if stayed else 0
 
 
@@ -81,8 +81,9 @@ isthmus node-proxy cleanup""",
 def cleanup() -> int:
     """Remove all rules of a node proxy from this node
 
-    Those of iptables, nftables and ipvs, whoever of us wrote them, kube-proxy's of the same names
-    included. Rules of anybody else stay. What cannot be removed is said, and the exit code is 1.
+    Removes the rules of the modes iptables, nftables and ipvs, including kube-proxy's, which have
+    the same names. Rules of other programs stay. If something cannot be removed, a message says so
+    and the exit code is 1.
 
     \b
     Example:

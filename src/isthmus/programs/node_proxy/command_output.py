@@ -30,7 +30,7 @@ _COLOURS = {
     PacketVerdict.DROPPED: "red",
     PacketVerdict.UNTOUCHED: "yellow",
 }
-_UNTOUCHED = "untouched: no rule matches; the packet goes to its original destination"
+_UNTOUCHED = "untouched: the packet goes to its original destination"
 _ANSWERED = "not translated: the node proxy answers health checks on this port"
 _MARKS = {ADDED: ("+", "green"), REMOVED: ("-", "red")}
 

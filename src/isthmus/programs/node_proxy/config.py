@@ -1,6 +1,6 @@
-"""Flags and the file of ``isthmus node-proxy --config``, which is kube-proxy's, as settings.
+"""Settings from the flags and from kube-proxy's configuration file (``--config``).
 
-The file is opened, written and followed here; what it says is settings_file.py.
+This module reads, writes and watches the file; settings_file.py interprets it.
 """
 
 from __future__ import annotations
@@ -30,57 +30,55 @@ _log = logging.getLogger("isthmus.node_proxy")
 
 
 class ConfigChanged(IsthmusError):
-    """The file says something else than at the start: the program has to start again."""
+    """The configuration file has changed: the program has to be restarted."""
 
 
 def read_settings(given: Mapping[str, Sequence[str]]) -> NodeProxySettings:
-    """What flags and file say; what has no effect is named on standard error."""
+    """Settings from flags and file; flags without effect are named on standard error."""
     settings = load(NodeProxySettings, given, os.environ)
     vain = given_in_vain(NodeProxySettings, given)
     if vain:
-        click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
+        click.echo(f"isthmus: flags without effect: {', '.join(vain)}", err=True)
     if settings.config:
         settings = read_config(settings)
         lost = overruled([name for name, texts in given.items() if texts])
         if lost:
-            click.echo(
-                f"isthmus: these flags are only used without --config: {', '.join(lost)}", err=True
-            )
+            click.echo(f"isthmus: flags ignored because of --config: {', '.join(lost)}", err=True)
     settings.validate()
     return settings
 
 
 def read_config(flags: NodeProxySettings) -> NodeProxySettings:
-    """Read the file that --config names; the flags give what it has no key for.
+    """Read the file that --config names; flags provide settings for which the file has no key.
 
     Raises:
-        ConfigError: it cannot be read, or says something that cannot be used.
+        ConfigError: the file cannot be read or is invalid.
     """
     try:
         raw = read_part(flags.config, 4 * MAX_CHARS + 4)
         text = raw.decode("utf-8")[: MAX_CHARS + 1]
     except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {flags.config}: not text") from error
+        raise ConfigError(f"--config {flags.config}: not a UTF-8 text file") from error
     except OSError as error:
         raise ConfigError(
-            f"--config {flags.config}: cannot be read: {error.strerror or error}"
+            f"--config {flags.config}: cannot read the file: {error.strerror or error}"
         ) from error
     return parse(text, flags.config, flags)
 
 
 async def follow_config(settings: NodeProxySettings, look_s: float = LOOK_S) -> None:
-    """Look at the file of these settings for ever; one that is wrong is said, and not used.
+    """Watch the configuration file; an invalid file is logged and ignored.
 
     Raises:
-        ConfigChanged: other settings follow from it, which are right.
+        ConfigChanged: the file has valid, different settings.
     """
     path = Path(settings.config)
-    # It may have changed since it was read: the first look compares too.
+    # The file may have changed since it was read: the first look compares as well.
     known: Stamp | None = None
     seen: Stamp | None = None
     while True:
         before, seen = seen, stamp_of(path)
-        # What looks the same twice is written to the end.
+        # A file that looks the same twice has been written completely.
         if seen == before and seen != known:
             known = seen
             await _compare(settings)
@@ -92,10 +90,11 @@ async def _compare(settings: NodeProxySettings) -> None:
         now = await asyncio.to_thread(read_config, without_file(settings))
         now.validate()
     except ConfigError as error:
-        log(_log, logging.ERROR, f"{error}; the settings read before stay in use")
+        log(_log, logging.ERROR, "invalid configuration file: keeping the current settings",
+            error=error)  # fmt: skip
         return
     if replace(now, places=settings.places) != settings:
-        log(_log, logging.WARNING, "the file of --config changed; ending, to be started again",
+        log(_log, logging.WARNING, "configuration file changed: ending, to be restarted",
             file=settings.config)  # fmt: skip
         raise ConfigChanged(f"{settings.config} changed")
 
@@ -104,12 +103,12 @@ def write_config(settings: NodeProxySettings) -> None:
     """Write the settings in force to the file that --write-config-to names.
 
     Raises:
-        ConfigError: it cannot be written.
+        ConfigError: the file cannot be written.
     """
     try:
         Path(settings.write_config_to).write_text(to_yaml([document(settings)]), encoding="utf-8")
     except OSError as error:
         raise ConfigError(
-            f"--write-config-to {settings.write_config_to}: cannot be written:"
+            f"--write-config-to {settings.write_config_to}: cannot write the file:"
             f" {error.strerror or error}"
         ) from error

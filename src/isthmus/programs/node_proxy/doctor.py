@@ -1,6 +1,6 @@
-"""What the doctor looks at of a node proxy: its ports and rights, and what it needs of its node.
+"""The doctor's checks of a node proxy: its ports and rights, and what it needs of its node.
 
-Programs are asked for their version, as the node proxy asks them when it starts; nothing is set.
+Programs are run as the node proxy runs them when it starts; nothing is changed.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _TRACKED, _MOST = "net/netfilter/nf_conntrack_count", "net/netfilter/nf_conntrac
 
 
 def see_tools(patient: Patient) -> Iterator[Finding]:
-    """Start the backend of --proxy-mode as far as it looks, and no further."""
+    """Run the start-up checks of the backend of --proxy-mode, and nothing more."""
     settings: NodeProxySettings = patient.settings
     for family in _families():
         about = f"--proxy-mode={settings.mode}, {family.value}"
-        asked = Asked(CheckId.TOOLS, about, "asked the programs and the kernel for what it needs")
+        asked = Asked(CheckId.TOOLS, about, "checked programs and kernel features")
         try:
             _check_backend(settings.mode, family)
         except ConfigError as error:
@@ -46,13 +46,13 @@ def see_tools(patient: Patient) -> Iterator[Finding]:
                 str(error), "install or update it, run as root, or choose another --proxy-mode"
             )
         else:
-            yield asked.ok("they have it")
+            yield asked.ok("available")
     if settings.mode == NFTABLES:
         yield _see_nft()
 
 
 def _see_nft() -> Finding:
-    """Have nft read the sets of every table, as it does before it lists or writes anything."""
+    """Let nft read the sets of every table, as it does before it lists or writes anything."""
     from isthmus.programs.node_proxy.kernel.backend import ApplyError
     from isthmus.programs.node_proxy.kernel.nftables import CrashError, NftProgram
 
@@ -69,17 +69,17 @@ def _see_nft() -> Finding:
 
 
 def judge_nft(version: str, *, crash: str = "", refusal: str = "") -> Finding:
-    """Can rules be listed here? The node proxy's own do not go through nft."""
+    """Judge whether nft can list rules here; the node proxy writes its own without nft."""
     from isthmus.programs.node_proxy.kernel.nftables import crashes_on_later_sets
 
-    asked = Asked(CheckId.TOOLS, "nft", "asked it for its version and for all sets")
-    update = f"{_UPDATE_NFT}; the node proxy's own rules do not go through nft"
+    asked = Asked(CheckId.TOOLS, "nft", "ran nft --version and listed all sets")
+    update = f"{_UPDATE_NFT}; the node proxy writes its own rules without nft"
     if crash:
-        return asked.warn(f"{version}: {crash.partition(';')[0]}: a later nft made a set", update)
+        return asked.warn(f"{version}: {crash.partition(';')[0]}: a newer nft made a set", update)
     if not version:
-        return asked.ok(f"{refusal}: only listing rules, and some detectors, need it")
+        return asked.ok(f"{refusal}: only listing rules and some detectors need nft")
     if crashes_on_later_sets(version):
-        return asked.warn(f"{version} crashes as soon as a later nft makes a set here", update)
+        return asked.warn(f"{version} crashes as soon as a newer nft makes a set", update)
     return asked.warn(refusal, "run as root") if refusal else asked.ok(version)
 
 
@@ -103,7 +103,7 @@ def _check_backend(mode: str, family: IpFamily) -> None:
 
 
 def see_sysctls(patient: Patient, sysctls: Sysctls | None = None) -> Iterator[Finding]:
-    """Read what the kernel is set to."""
+    """Judge the sysctls."""
     settings: NodeProxySettings = patient.settings
     sysctls = sysctls or Sysctls()
     for family in _families():
@@ -119,58 +119,58 @@ def _dotted(name: str) -> str:
 
 
 def judge_forwarding(name: str, value: int | None) -> Finding:
-    """Does the node pass packets on?"""
+    """Judge whether the node forwards packets."""
     asked = Asked(CheckId.FORWARDING, _dotted(name), "read it")
     if value is None:
-        return asked.skip("it cannot be read here")
+        return asked.skip("not readable here")
     if not value:
         return asked.fail(
-            "0: packets of pods, and to node ports, are not passed on",
-            f"run: sysctl -w {_dotted(name)}=1, and put it into /etc/sysctl.d",
+            "0: packets of pods and to node ports are not forwarded",
+            f"run: sysctl -w {_dotted(name)}=1, and add it to /etc/sysctl.d",
         )
     return asked.ok(str(value))
 
 
 def judge_localnet(value: int | None, *, running: bool) -> Finding:
-    """Do node ports on localhost work? The program sets it itself, if it may."""
+    """Judge whether node ports on localhost work; as root the program sets the sysctl itself."""
     asked = Asked(CheckId.LOCALNET, _dotted(_LOCALNET), "read it")
     if value is None:
-        return asked.skip("it cannot be read here")
+        return asked.skip("not readable here")
     if value:
-        return asked.ok("1: node ports work on localhost")
+        return asked.ok("1: node ports on localhost work")
     if not running:
-        return asked.ok("0: the program sets it when it starts, as root")
+        return asked.ok("0: the program sets it to 1 when it starts as root")
     return asked.fail(
-        "0: node ports do not work on localhost",
+        "0: node ports on localhost do not work",
         f"run: sysctl -w {_dotted(_LOCALNET)}=1, or use --iptables-localhost-nodeports=false",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tracking:
-    """How many connections the kernel tracks, and how many it can; None where it cannot be seen."""
+    """The number of tracked connections and the limit; None if not visible."""
 
     used: int | None
     most: int | None
 
 
 def judge_conntrack(tracking: Tracking) -> Finding:
-    """Is there room for more connections?"""
+    """Judge whether the conntrack table has room."""
     asked = Asked(CheckId.CONNTRACK, _dotted(_MOST), "compared it with nf_conntrack_count")
     if not tracking.most or tracking.used is None:
-        return asked.skip("connections are not tracked yet, or it cannot be read here")
+        return asked.skip("no connections tracked yet, or not readable here")
     seen = f"{tracking.used:,} of {tracking.most:,} connections"
-    todo = "raise it (--conntrack-max-per-core, --conntrack-min), and see who opens so many"
+    todo = "raise the limit (--conntrack-max-per-core, --conntrack-min), and find their clients"
     share = tracking.used / tracking.most
     if share > _FULL:
-        return asked.fail(f"{seen}: new ones are dropped", todo)
+        return asked.fail(f"{seen}: new connections are dropped", todo)
     if share > _NEARLY:
         return asked.warn(seen, todo)
     return asked.ok(seen)
 
 
 class NodeProxyLayout(SettingsLayout[NodeProxySettings]):
-    """A node proxy's."""
+    """The layout of a node proxy's settings."""
 
     looks = (
         Look(checks=(CheckId.TOOLS,), programs=_THIS, see=see_tools),

@@ -1,9 +1,8 @@
-"""One IP family of the node proxy: brings what changed into the kernel, and looks after it.
+"""Syncs one IP family: applies changes to the kernel, and checks that the rules stay.
 
-A backend blocks, so that each family has a thread of its own, and one only: its calls come one
-after the other. What changed waits in ``PendingUpdates``, which both families share. ``Runner``
-runs syncs neither too often nor too seldom, as kube-proxy's runner does; ``Frequency`` decides,
-with time as an argument.
+A backend blocks, so each family has one thread, which makes all calls one after the other. Changes
+wait in ``PendingUpdates``, which both families share. ``Runner`` limits the rate of syncs and
+retries, like kube-proxy's runner; ``Frequency`` decides when, with time as an argument.
 """
 
 from __future__ import annotations
@@ -27,27 +26,27 @@ from isthmus.programs.node_proxy.rules.settings import LARGE_CLUSTER_ENDPOINTS, 
 from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 from isthmus.programs.node_proxy.settings import IPTABLES, NodeProxySettings
 
-#: However quiet it is, rules are looked at this often.
+#: Rules are checked at least this often, even without changes.
 MAX_INTERVAL_S = 3600.0
 
 
 class Frequency:
-    """Says when to run next.
+    """Computes the time of the next run.
 
-    At least ``min_s`` lie between the end of a run and the beginning of the next; a failed run is
-    tried again after ``retry_s``; and nothing ever waits longer than ``max_s``.
+    There are at least ``min_s`` between the end of a run and the start of the next; a failed run is
+    retried after ``retry_s``; no wait is longer than ``max_s``.
     """
 
     def __init__(
         self, *, min_s: float, retry_s: float, max_s: float = MAX_INTERVAL_S, now: float
     ) -> None:
-        """Nothing has run yet: the first request may run at once.
+        """Without any run so far, the first request is due at once.
 
         Raises:
-            ValueError: the longest wait is shorter than the shortest.
+            ValueError: ``max_s`` is shorter than ``min_s``.
         """
         if max_s < min_s:
-            raise ValueError(f"the longest interval, {max_s:g} s, is shorter than {min_s:g} s")
+            raise ValueError(f"maximum interval {max_s:g} s is shorter than minimum {min_s:g} s")
         self._min_s = min_s
         self._retry_s = retry_s
         self._max_s = max_s
@@ -60,15 +59,15 @@ class Frequency:
         return f"<Frequency {asked}due at {self.due_at():g}>"
 
     def request(self) -> None:
-        """Something changed: run as soon as may be."""
+        """Something changed: run as soon as possible."""
         self._requested = True
 
     def due_at(self) -> float:
-        """When to run, as far as is known now."""
+        """The time of the next run, as of now."""
         return self._earliest if self._requested else max(self._earliest, self._latest)
 
     def began(self) -> None:
-        """A run begins: what is requested from now on is for the next."""
+        """A run starts: later requests are for the next one."""
         self._requested = False
 
     def ended(self, *, now: float, worked: bool) -> None:
@@ -77,7 +76,7 @@ class Frequency:
 
 
 class Runner:
-    """Runs ``work`` by a Frequency while ``run`` runs; ``work`` says whether it worked."""
+    """Runs ``work``, which returns whether it succeeded, as a ``Frequency`` says."""
 
     def __init__(
         self, work: Callable[[], Awaitable[bool]], *, min_s: float, retry_s: float
@@ -91,7 +90,7 @@ class Runner:
         return f"<Runner {self._frequency!r}>"
 
     def request(self) -> None:
-        """Run as soon as may be; many requests before that are one."""
+        """Run as soon as possible; requests before the run are merged."""
         self._frequency.request()
         self._changed.set()
 
@@ -120,7 +119,7 @@ _log = logging.getLogger("isthmus.node_proxy")
 
 
 class PendingUpdates:
-    """What is still to be written, by family; whoever takes, takes from the tracker for all."""
+    """Updates not yet written, by family; taking for one family takes from the tracker for all."""
 
     def __init__(self, tracker: ServiceTracker, metrics: NodeProxyMetrics) -> None:
         self._tracker = tracker
@@ -129,7 +128,7 @@ class PendingUpdates:
         self._views: dict[IpFamily, ServiceView] = {}
 
     def take(self, family: IpFamily) -> Update:
-        """All that changed in a family since it was last taken, and was not given back."""
+        """All changes of a family since the last take, including updates given back."""
         if self._tracker.pending:
             updates = self._tracker.take()
             self._metrics.service_changes += max(
@@ -149,7 +148,7 @@ class PendingUpdates:
 
 
 def joined(older: Update | None, newer: Update) -> Update:
-    """Two updates, one after the other, as one."""
+    """Merge two successive updates."""
     if older is None:
         return newer
     return replace(
@@ -163,7 +162,7 @@ def joined(older: Update | None, newer: Update) -> Update:
 
 
 class FamilySync:
-    """Keeps the kernel's rules of one family as they should be, while its tasks run."""
+    """Keeps the kernel's rules of one family up to date, while its tasks run."""
 
     def __init__(
         self,
@@ -176,7 +175,7 @@ class FamilySync:
         metrics: NodeProxyMetrics,
         synced: Callable[[ServiceView], None],
     ) -> None:
-        """``synced`` is called with what is in force, after every sync that worked."""
+        """``synced`` is called with the view in force, after every successful sync."""
         self.family = backend.family
         self.backend = backend
         self.syncs = 0
@@ -196,7 +195,7 @@ class FamilySync:
         self._lost = False
         self._full_at = float("-inf")
         self.failures = 0
-        #: What is in force.
+        #: The view in force.
         self.view = ServiceView(family=self.family, ports={})
 
     def __repr__(self) -> str:
@@ -208,7 +207,7 @@ class FamilySync:
         self._runner.request()
 
     def renew(self) -> None:
-        """Have all rules written again, whatever is in the kernel."""
+        """Rewrite all rules, whatever the kernel has."""
         self._lost = True
         self.request()
 
@@ -216,7 +215,7 @@ class FamilySync:
         await self._runner.run()
 
     async def watch_canary(self) -> None:
-        """Look, once in a period, whether somebody took our rules away."""
+        """Check periodically that nobody has removed the rules."""
         while True:
             await asyncio.sleep(self._period_s)
             if self._written is None or self._lost:
@@ -224,11 +223,11 @@ class FamilySync:
             try:
                 intact = await self.blocking(self.backend.intact)
             except Exception as exc:
-                log(_log, logging.WARNING, "rules cannot be looked at", error=exc,
+                log(_log, logging.WARNING, "cannot check the rules", error=exc,
                     family=self.family.value)  # fmt: skip
                 continue
             if not intact:
-                log(_log, logging.WARNING, "not all is as it was written; writing everything again",
+                log(_log, logging.WARNING, "rules changed by another program: rewriting all",
                     family=self.family.value)  # fmt: skip
                 self.renew()
 
@@ -236,11 +235,11 @@ class FamilySync:
         return await self._loop.run_in_executor(self._thread, work)
 
     async def close(self) -> None:
-        """Wait for what runs; rules stay where they are."""
+        """Wait for a running sync; the rules stay in the kernel."""
         await asyncio.to_thread(self._thread.shutdown)
 
     async def _sync(self) -> bool:
-        began = self._loop.time()  # kube-proxy counts bringing its maps up to date too
+        began = self._loop.time()  # kube-proxy's metric includes updating its maps
         update, rules = self._pending.take(self.family), self._rules(self.family)
         full = self._lost or self._written is None or self._is_full_due(began, update)
         if not full and not update.changed and rules == self._written:
@@ -258,8 +257,8 @@ class FamilySync:
         return True
 
     def _is_full_due(self, now: float, update: Update) -> bool:
-        # As kube-proxy: in large clusters writing all of iptables' rules costs too much to be done
-        # for no reason.
+        # As in kube-proxy: in large clusters rewriting all iptables rules without a need costs too
+        # much.
         large = self._mode == IPTABLES and update.view.endpoints > LARGE_CLUSTER_ENDPOINTS
         return not large and now - self._full_at >= MAX_INTERVAL_S
 
@@ -272,7 +271,7 @@ class FamilySync:
         if report.full:
             self._full_at = now
         if self.failures:
-            log(_log, logging.INFO, "rules are written again", family=self.family.value,
+            log(_log, logging.INFO, "sync recovered", family=self.family.value,
                 failures=self.failures)  # fmt: skip
         self.failures = 0
         self._health.synced(self.family)
@@ -293,8 +292,8 @@ class FamilySync:
         self._lost = True
         self._metrics.sync_failed(self.family.value, seconds, full=full)
         ours = isinstance(exc, IsthmusError)
-        log(_log, logging.ERROR, "rules cannot be written; it is tried again",
-            family=self.family.value, failures=self.failures, again_in_s=self._period_s,
+        log(_log, logging.ERROR, "sync failed",
+            family=self.family.value, failures=self.failures, retry_in_s=self._period_s,
             error=exc, exc_info=None if ours else exc)  # fmt: skip
 
     async def _forget_flows(self, update: Update) -> None:
@@ -304,10 +303,10 @@ class FamilySync:
         try:
             deleted = await self.blocking(partial(forget_stale_flows, update.view))
         except Exception as exc:
-            log(_log, logging.WARNING, "cannot clean up connections", error=exc,
+            log(_log, logging.WARNING, "cannot delete stale conntrack entries", error=exc,
                 family=self.family.value)  # fmt: skip
             return
         self._metrics.flows_cleaned(self.family.value, self._loop.time() - began, deleted)
         if deleted:
-            log(_log, logging.INFO, "forgot UDP flows to endpoints that are gone",
+            log(_log, logging.INFO, "deleted stale UDP conntrack entries",
                 family=self.family.value, flows=deleted)  # fmt: skip

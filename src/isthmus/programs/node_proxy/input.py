@@ -1,7 +1,7 @@
-"""Where Services, EndpointSlices, the Node and ServiceCIDRs come from: the API, or files.
+"""The sources of Services, EndpointSlices, the Node and ServiceCIDRs: the API, or files.
 
-Each kind has its own list and watch and is reported in batches: first everything, then changes.
-Nothing is kept here; rules/tracker.py does that.
+Each kind has its own list and watch and is delivered in batches: first everything, then changes.
+Nothing is stored here; rules/tracker.py does that.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ V = TypeVar("V")
 
 @dataclass(frozen=True, slots=True)
 class WatchedObject(Generic[K, V]):
-    """One object, as far as it could be read: who it is, and what it is.
+    """One object as far as it is readable: its key and its value.
 
-    Without a ``value`` it is nothing to us, as if it were not there; without a ``key`` nobody
-    knows who.
+    Without a ``value`` the object is ignored, as if it did not exist; without a ``key`` not even
+    its name is readable.
     """
 
     key: K | None
@@ -68,7 +68,7 @@ FoundCidrs = WatchedObject[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSources:
-    """All that is watched: by kube-proxy's selectors, and only the node that we are on."""
+    """The watched sources: with kube-proxy's selectors, and of Nodes only this one."""
 
     services: ObjectSource[FoundService]
     slices: ObjectSource[FoundSlice]
@@ -77,26 +77,26 @@ class ClusterSources:
 
 
 class ObjectListener(Protocol):
-    """Who is told of what there is."""
+    """Receives objects from an ``ObjectInput``."""
 
     def heard_services(self, batch: ServiceBatch) -> None:
-        """Some Services, or all."""
+        """A batch of Services."""
 
     def heard_slices(self, batch: SliceBatch) -> None:
-        """Some EndpointSlices, or all."""
+        """A batch of EndpointSlices."""
 
     def heard_node(self, node: NodeObject | None) -> None:
-        """Our Node; None says that there is none."""
+        """This node's Node; None if it does not exist."""
 
     def heard_service_cidrs(self, ranges: tuple[str, ...]) -> None:
         """All ranges of cluster IPs."""
 
 
 class ClusterWatch:
-    """Tells what a cluster has, while ``run`` runs; see ``api.Kube.cluster`` for the sources.
+    """Watches a cluster, while ``run`` runs; ``cluster_sources`` has the sources.
 
-    The first batch of Services and of EndpointSlices is complete, and so is each after a time in
-    which changes were missed. Without ``service_cidrs`` those are not asked for.
+    The first batch of Services and of EndpointSlices is complete, and so is each after a watch that
+    missed changes. Without ``service_cidrs`` those are not watched.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class ClusterWatch:
             if item.value is not None and change is not Change.DELETED:
                 tell(ObjectBatch(put=(item.value,)))
             elif item.key is not None:
-                # What became unreadable, or not for us, goes, as it would with the next listing.
+                # An object that became unreadable or irrelevant is removed, as by the next list.
                 tell(ObjectBatch(drop=(item.key,)))
 
         return self._follow(source, doing, listed, changed)
@@ -203,22 +203,22 @@ class ClusterWatch:
 
 
 class ObjectInput(Protocol):
-    """A source of objects; ``node_name`` is which Node we are."""
+    """A source of objects; ``node_name`` is the name of this node."""
 
     node_name: str
 
     async def run(self, listener: ObjectListener) -> None:
-        """Tell of everything, and then of every change, until cancelled."""
+        """Deliver everything, and then every change, until cancelled."""
 
     async def close(self) -> None:
-        """Close what is open."""
+        """Close connections."""
 
 
 async def open_input(settings: NodeProxySettings) -> ObjectInput:
-    """Open what the settings say.
+    """Open the source that the settings name.
 
     Raises:
-        ConfigError: it cannot be used, and in one sentence why.
+        ConfigError: the source cannot be used.
     """
     named = (settings.hostname_override or socket.gethostname()).strip().lower()
     if not settings.manifests:
@@ -266,7 +266,7 @@ class FileInput:
 
     async def run(self, listener: ObjectListener) -> None:
         def tell(found: Manifests) -> None:
-            # A Node whose file is gone stays what it was: nobody says that the machine is.
+            # If the Node's file is deleted the last Node stays: the machine still runs.
             same = (node for node in found.nodes if node.name == self.node_name)
             self._node = next(same, self._node)
             listener.heard_node(self._node)
@@ -281,26 +281,26 @@ class FileInput:
         pass
 
 
-# kube-proxy's: Services that something else proxies or that only DNS knows are not even sent.
+# kube-proxy's selectors: the API omits headless Services and those of other proxies.
 _SERVICES = {
     "labelSelector": "!service.kubernetes.io/service-proxy-name",
     "fieldSelector": "spec.clusterIP!=None",
 }
 _SLICES = {"labelSelector": "!service.kubernetes.io/headless"}
-_MOST_SAID = 1000
+_MOST_LOGGED = 1000
 
 _log = logging.getLogger("isthmus.kube")
 
 
 def cluster_sources(client: KubeClient, node_name: str) -> ClusterSources:
-    # lightkube takes its time to import.
+    # lightkube is slow to import.
     from lightkube.resources.core_v1 import Node, Service
     from lightkube.resources.discovery_v1 import EndpointSlice
     from lightkube.resources.networking_v1 import ServiceCIDR
 
     from isthmus.kube.listing import LightSource
 
-    said = _Said()
+    said = _DefectLog()
     own = {"fieldSelector": f"metadata.name={node_name}"}
     return ClusterSources(
         services=LightSource(client, Service, "Services", said.of(_service), selectors=_SERVICES),
@@ -335,27 +335,27 @@ def _cidrs(given: msgspec.Raw, notes: list[str]) -> FoundCidrs:
 F = TypeVar("F")
 
 
-class _Said:
-    """Says what was left out of objects, each thing once, however often the object changes."""
+class _DefectLog:
+    """Logs the defects of objects, each once, however often the object changes."""
 
     def __init__(self) -> None:
-        self._said: OrderedDict[str, None] = OrderedDict()
+        self._logged: OrderedDict[str, None] = OrderedDict()
 
     def of(self, read: Callable[[msgspec.Raw, list[str]], F]) -> Callable[[msgspec.Raw], F]:
         def reading(given: msgspec.Raw) -> F:
             notes: list[str] = []
             found = read(given, notes)
             for note in notes:
-                self._say(note)
+                self._log(note)
             return found
 
         return reading
 
-    def _say(self, note: str) -> None:
-        if note in self._said:
-            self._said.move_to_end(note)
+    def _log(self, note: str) -> None:
+        if note in self._logged:
+            self._logged.move_to_end(note)
             return
-        self._said[note] = None
-        if len(self._said) > _MOST_SAID:
-            self._said.popitem(last=False)
-        log(_log, logging.WARNING, "part of an object is ignored", reason=note)
+        self._logged[note] = None
+        if len(self._logged) > _MOST_LOGGED:
+            self._logged.popitem(last=False)
+        log(_log, logging.WARNING, "part of an object ignored", reason=note)

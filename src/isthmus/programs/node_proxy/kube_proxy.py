@@ -1,10 +1,10 @@
-"""Whether a kube-proxy, or another node proxy, is at work in our network namespace.
+"""Detects a running kube-proxy, or another node proxy, in this network namespace.
 
-Two signs tell, for none is enough: a process of that name, which a PID namespace can hide, and
-ports that answer as kube-proxy's do, which it can be told not to open.
+There are two signs because each can be missing: a process of that name, which a PID namespace may
+hide, and ports that answer like kube-proxy's, which it may not open.
 
-It is looked for at the start, which decides whether we may start at all, and again and again: its
-rules are ours, and what it wrote last must not be the last word.
+The first check decides whether the program may start; later ones notice a kube-proxy that starts
+or ends: it writes the same rules, and what it wrote last must not stay.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ _MAX_BYTES = 4096
 
 
 async def find_signs(ports: Iterable[int] = (METRICS_PORT, HEALTHZ_PORT)) -> list[str]:
-    """What tells of one, a clause each; ports that are our own are not to be among those given."""
+    """The signs of a kube-proxy, as phrases; ``ports`` must not contain this program's own."""
     asked = [(host, port) for port in sorted(set(ports)) for host in _LOOPBACK]
     found, *answers = await asyncio.gather(
-        asyncio.to_thread(lambda: list(processes())), *(_answers(*place) for place in asked)
+        asyncio.to_thread(lambda: list(processes())), *(_answers(*each) for each in asked)
     )
-    told = [f"process {pid} is in this network namespace" for pid in found]
+    signs = [f"process {pid} is in this network namespace" for pid in found]
     for (host, port), path in zip(asked, answers, strict=True):
         if path:
             where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            told.append(f"http://{where}{path} answers as it does")
-    return told
+            signs.append(f"http://{where}{path} answers like kube-proxy")
+    return signs
 
 
 def processes(proc: Path = Path("/proc")) -> Iterator[int]:
-    """The ids of processes called kube-proxy that share our network namespace; blocks."""
+    """The ids of processes called kube-proxy in this network namespace; blocks."""
     own, ours = _namespace(proc / "thread-self"), _own_line(proc)
     for entry in proc.iterdir():
         if not entry.name.isdigit() or int(entry.name) in ours:
             continue
         try:
-            # A process that has ended and waits for its parent has no namespace any more.
+            # A zombie process has no namespace any more.
             if _is_named(entry) and _namespace(entry) == own:
                 yield int(entry.name)
         except OSError:
-            continue  # gone by now, or not ours to look at
+            continue  # the process has ended, or belongs to another user
 
 
 def _own_line(proc: Path) -> set[int]:
-    """Us, and who started us: a script of that name may have."""
+    """This process and its ancestors: a script called kube-proxy may have started it."""
     line: set[int] = set()
     pid = os.getpid()
     while pid > 0 and pid not in line:
         line.add(pid)
         try:
-            # Behind the name, which is in brackets and may hold anything: state, then parent.
+            # After the name, which is in brackets and may contain anything: state, then parent.
             pid = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             break
@@ -85,7 +85,7 @@ def _namespace(entry: Path) -> tuple[int, int]:
 
 
 async def _answers(host: str, port: int) -> str:
-    """The path that a port answers at as kube-proxy does; empty if it does not."""
+    """The path at which a port answers like kube-proxy; empty if it does not."""
     timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
     authority = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -106,19 +106,19 @@ async def _get(session: aiohttp.ClientSession, url: str) -> bytes:
         return await answer.content.read(_MAX_BYTES)
 
 
-#: How often to look while it is there.
+#: The interval of checks while kube-proxy runs.
 LOOK_S = 0.5
-#: An iptables-restore that it started waits so long for the lock, and writes then.
+#: An iptables-restore that kube-proxy started waits this long for the lock, and then writes.
 LAST_WORD_S = 6.0
 Signs = Callable[[Collection[int]], Awaitable[list[str]]]
 _log = logging.getLogger("isthmus.node_proxy")
 
 
 class KubeProxyWatch:
-    """Knows whether a kube-proxy is here.
+    """Tracks whether a kube-proxy runs on this node.
 
-    ``ports`` are asked for at every look: those that kube-proxy may answer at, without our own.
-    ``alone`` is set while there is none.
+    ``ports`` returns the ports to check: those that kube-proxy may answer on, without this
+    program's own. ``alone`` is set while there is none.
     """
 
     def __init__(self, ports: Callable[[], Collection[int]], *, signs: Signs = find_signs) -> None:
@@ -128,18 +128,18 @@ class KubeProxyWatch:
         self._sign = ""
 
     async def check(self, *, take_over: bool) -> None:
-        """Look for the first time.
+        """Check for the first time.
 
         Raises:
-            ConfigError: there is one, and it is not to be taken over from.
+            ConfigError: a kube-proxy runs, and ``take_over`` is false.
         """
         self._sign = await self._look()
         if not self._sign:
             self.alone.set()
         elif not take_over:
             raise ConfigError(
-                f"a kube-proxy is at work here ({self._sign}); stop it first, or take its place"
-                " with --take-over"
+                f"a kube-proxy is running here ({self._sign}); stop it first, or replace it with"
+                " --take-over"
             )
         else:
             log(_log, logging.INFO, "taking over from kube-proxy", sign=self._sign)
@@ -150,25 +150,25 @@ class KubeProxyWatch:
     async def run(
         self, *, in_force: asyncio.Event, renew: Callable[[], None], period_s: float
     ) -> None:
-        """Look on; ``renew`` writes all rules again, when its own may have been the last.
+        """Keep checking; ``renew`` rewrites all rules after kube-proxy may have written last.
 
-        ``in_force`` is set once all rules of ours were written.
+        ``in_force`` is set once all rules are written.
         """
         if self._sign:
             await in_force.wait()
-            self._say_stop("our rules are in force: kube-proxy should be stopped now")
+            self._warn("all rules written: stop kube-proxy now")
         while True:
             await asyncio.sleep(LOOK_S if self._sign else period_s)
             before, self._sign = self._sign, await self._look()
             if self._sign and not before:
                 self.alone.clear()
-                self._say_stop("a kube-proxy was started beside us: it should be stopped")
+                self._warn("a kube-proxy was started beside this node proxy: stop it")
             elif before and not self._sign:
-                log(_log, logging.INFO, "kube-proxy is gone; writing all rules again")
+                log(_log, logging.INFO, "kube-proxy ended: writing all rules again")
                 self.alone.set()
                 renew()
                 await asyncio.sleep(LAST_WORD_S)
                 renew()
 
-    def _say_stop(self, sentence: str) -> None:
-        log(_log, logging.WARNING, sentence, sign=self._sign)
+    def _warn(self, event: str) -> None:
+        log(_log, logging.WARNING, event, sign=self._sign)

@@ -1,8 +1,7 @@
-"""Node ports on localhost: connections to them, which this process carries to endpoints.
+"""Node ports on localhost: listens, and forwards connections to endpoints in this process.
 
-Which ports there are and who gets which endpoint is rules/localhost.py; where they listen is
-localhost_ports.py. Clients are on this machine and are told apart by their user, as the kernel
-knows it.
+rules/localhost.py decides which ports exist and which endpoint a connection gets. Clients are on
+this machine; limits apply per user, as the kernel reports it.
 """
 
 from __future__ import annotations
@@ -45,12 +44,12 @@ from isthmus.tunnel.end import Ending
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import IpPort
 
-#: What an endpoint has to be reached in, with all that are tried before it.
+#: The time limit for reaching an endpoint, including those tried before it.
 DIAL_TIMEOUT_S = 10.0
-#: Clients whose user nobody knows, since they have closed their socket already.
+#: Clients whose user the kernel does not know any more, since their socket is closed.
 UNKNOWN_USER = "unknown user"
-#: They have one place in so many. A user who has all of its own can have all of theirs: less than
-#: what its own leave to others.
+#: Their share of all connections is one in this many. A user who uses up their own share may use up
+#: this one: it is smaller than what the own share leaves to others.
 _UNKNOWN_OF = 8
 _QUIET_S = 30.0
 _NO_PLACE = {
@@ -62,7 +61,7 @@ _log = logging.getLogger("isthmus.node_proxy")
 
 
 class EndpointConnections:
-    """How many connections each endpoint has from here, dials under way included."""
+    """The number of connections to each endpoint, including dials in progress."""
 
     def __init__(self) -> None:
         self.counts: Counter[HostPort] = Counter()
@@ -83,11 +82,11 @@ class EndpointConnections:
 
 
 class LocalhostConnection(ForwardedConnection[LocalhostRefusal]):
-    """A client of this machine that wants to be joined to an endpoint."""
+    """A client of this machine to be joined to an endpoint."""
 
     __slots__ = ("service", "user")
 
-    #: Whose it is, and the port of the Service that it came to.
+    #: The user, and the Service port that the client connected to.
     user: str
     service: str
 
@@ -107,7 +106,7 @@ class LocalhostConnections(ForwardedConnections[LocalhostConnection, LocalhostRe
         self.endpoints = EndpointConnections()
         super().__init__(ground, tunnels, places, self.endpoints)
         self._metrics = ground.metrics
-        self._resolver = Resolver(ground.loop)  # of which nothing is asked: endpoints are addresses
+        self._resolver = Resolver(ground.loop)  # never used: endpoints are addresses
         self._dialer = DirectDialer(ground.loop, self.poller, self._resolver)
         self.affinity = Affinity(secrets.randbelow)
 
@@ -123,21 +122,21 @@ class LocalhostConnections(ForwardedConnections[LocalhostConnection, LocalhostRe
             connection.refuse(LocalhostRefusal.LEFT)
         self._resolver.close()
 
-    # Accepting.
+    # Accept.
 
     def accept(self, sock: socket.socket, port: LocalhostPort | None) -> None:
-        """Take a new connection to a port, which None says is gone by now."""
+        """Accept a connection to a port; ``port`` is None if it no longer exists."""
         self._metrics.localhost.accepted += 1
         try:
             source, ours = endpoint(sock.getpeername()), endpoint(sock.getsockname())
-        except OSError:  # gone already
+        except OSError:  # the client has disconnected
             sock.close()
             self._count(LocalhostRefusal.LEFT, UNKNOWN_USER)
             return
         user = _user_of(source, ours)
         refusal = None
         if not source.ip.is_loopback:
-            # Where route_localnet is set, a neighbour gets here.
+            # With route_localnet set, neighbours of the node reach this socket.
             refusal = LocalhostRefusal.OUTSIDE
         elif port is None:
             refusal = LocalhostRefusal.NO_ENDPOINT
@@ -158,11 +157,11 @@ class LocalhostConnections(ForwardedConnections[LocalhostConnection, LocalhostRe
         connection.try_each(order, timeout_s=DIAL_TIMEOUT_S)
 
     def _refuse(self, sock: socket.socket, why: AdmissionRefusal, source: str) -> None:
-        """See connection_gate.Refuse; of what is spoken here nothing is known."""
+        """See connection_gate.Refuse; the client's protocol is unknown, so nothing is sent."""
         self._count(_NO_PLACE[why], source)
         reset(sock)
 
-    # What connections ask.
+    # Called by connections.
 
     @override
     def dial(self, at: HostPort, **how: Any) -> Dialing:
@@ -175,7 +174,7 @@ class LocalhostConnections(ForwardedConnections[LocalhostConnection, LocalhostRe
         self._metrics.dial_failed(failure, self.now() - connection.dialed_at)
         self.ground.once.log(
             ("endpoint", at), _QUIET_S, _log, logging.WARNING,
-            "an endpoint cannot be reached from localhost", service=connection.service,
+            "cannot reach endpoint from localhost", service=connection.service,
             endpoint=str(at), reason=detail or failure.value,
         )  # fmt: skip
 
@@ -194,30 +193,30 @@ class LocalhostConnections(ForwardedConnections[LocalhostConnection, LocalhostRe
         if why is not LocalhostRefusal.LEFT:
             self.ground.once.log(
                 ("refused", why), _QUIET_S, _log, logging.WARNING,
-                "a connection to localhost was reset", reason=why.value, source=user,
+                "connection to localhost reset", reason=why.value, source=user,
                 detail=detail,
             )  # fmt: skip
 
 
 def _user_of(client: IpPort, ours: IpPort) -> str:
-    """Who pays for a connection: the user of its client.
+    """The account of a connection: the user of its client.
 
-    A socket that its process has closed belongs to nobody, and is listed under user 0.
+    The kernel lists a socket that its process has closed under user 0, with inode 0.
     """
     owner = client_owner(client, ours)
     return f"uid {owner.uid}" if owner is not None and owner.inode else UNKNOWN_USER
 
 
 FLAG = "--nftables-localhost-nodeports"
-#: How soon a port that another program has is tried again.
+#: The retry interval for a port that another program has.
 RETRY_S = 1.0
-#: Lines about ports that cannot be had, each time that there are new ones.
+#: The number of log lines about new unavailable ports at a time.
 _MOST_LINES = 20
 _NO_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 class LocalhostListeners(Part):
-    """Listens at the node ports of the views that it hears of."""
+    """Listens on the node ports of the views in force."""
 
     def __init__(
         self,
@@ -229,13 +228,13 @@ class LocalhostListeners(Part):
         self._by_family: dict[IpFamily, dict[HostPort, LocalhostPort]] = {}
         self._wanted: Mapping[HostPort, LocalhostPort] = {}
         self._open: dict[HostPort, Listener] = {}
-        #: Ports that cannot be had, and why.
+        #: Ports that cannot be opened, and why.
         self._taken: dict[HostPort, str] = {}
         self._changed = asyncio.Event()
         self._leaving = False
 
     def heard_view(self, view: ServiceView) -> None:
-        """Rules of a family are in force: what they lead to is what ports lead to."""
+        """A family's rules are in force: follow its node ports."""
         found = localhost_ports(view)
         if found != self._by_family.get(view.family):
             self._by_family[view.family] = found
@@ -294,7 +293,7 @@ class LocalhostListeners(Part):
                     await self._changed.wait()
 
     def _follow(self) -> None:
-        """Take over what is wanted now; connections that are open go on, as in the kernel."""
+        """Apply the wanted ports; open connections continue, as in the kernel."""
         self._wanted = {at: port for of in self._by_family.values() for at, port in of.items()}
         for at in [at for at in self._open if at not in self._wanted]:
             self._open.pop(at).stop()
@@ -316,59 +315,59 @@ class LocalhostListeners(Part):
                     if number == errno.EADDRINUSE:
                         busy.append(at)
                     else:
-                        self._say_refused(at, number)
+                        self._log_refused(at, number)
                 continue
             self._opened(at, sock)
         if busy:
-            await self._say_busy(busy)
+            await self._log_busy(busy)
 
     def _opened(self, at: HostPort, sock: socket.socket) -> None:
         ground = self._ground
         self._open[at] = Listener(ground.loop, ground.poller, sock, partial(self._accept, at))
         if self._taken.pop(at, None) is not None:
-            log(_log, logging.INFO, "a node port on localhost is ours now", address=str(at))
+            log(_log, logging.INFO, "node port on localhost opened", address=str(at))
 
     def _accept(self, at: HostPort, sock: socket.socket) -> None:
         self._connections.accept(sock, self._wanted.get(at))
 
-    def _say_refused(self, at: HostPort, number: int | None) -> None:
-        what = (
-            "this host has no such address: node ports of its family are not on localhost"
+    def _log_refused(self, at: HostPort, number: int | None) -> None:
+        reason = (
+            "this host has no such address: no node ports of this IP family on localhost"
             if number in _NO_FAMILY
             else self._taken[at]
         )
         self._ground.once.log(
             ("localhost", at.host, number), 3600.0, _log, logging.WARNING,
-            "a node port cannot be opened on localhost", address=str(at), reason=what,
+            "cannot open node port on localhost", address=str(at), reason=reason,
         )  # fmt: skip
 
-    async def _say_busy(self, busy: list[HostPort]) -> None:
+    async def _log_busy(self, busy: list[HostPort]) -> None:
         owners = await asyncio.to_thread(_owners, busy)
         self._taken.update(owners)
         for at in busy[:_MOST_LINES]:
             log(
-                _log, logging.WARNING, "a node port on localhost is taken; it is tried again",
+                _log, logging.WARNING, "node port on localhost is in use; retrying",
                 address=str(at), service=str(self._wanted[at].key), by=owners[at],
             )  # fmt: skip
         if len(busy) > _MOST_LINES:
             log(
-                _log, logging.WARNING, "more node ports on localhost are taken",
+                _log, logging.WARNING, "more node ports on localhost are in use",
                 number=len(busy) - _MOST_LINES,
             )  # fmt: skip
 
 
 def _owners(busy: list[HostPort]) -> dict[HostPort, str]:
-    """Who has these ports, in words; blocks."""
+    """The owners of these ports, described; blocks."""
     found = {at: listener_owner(endpoint((at.host, at.port))) for at in busy}
     processes = processes_of({owner.inode for owner in found.values() if owner is not None})
-    said = {}
+    described = {}
     for at, owner in found.items():
         if owner is None:
-            said[at] = "a socket that does not listen"
+            described[at] = "a bound socket that does not listen"
             continue
         names = processes.get(owner.inode, [])
-        said[at] = f"{', '.join(names[:3]) or 'a process out of sight'} of {_user(owner.uid)}"
-    return said
+        described[at] = f"{', '.join(names[:3]) or 'a hidden process'} of {_user(owner.uid)}"
+    return described
 
 
 def _user(uid: int) -> str:

@@ -1,8 +1,7 @@
-"""The metrics of the node service proxy: what is counted, in kube-proxy's buckets and by its names.
+"""The metrics of the node service proxy, with kube-proxy's names, labels and buckets.
 
-Which families there are depends on what programs the kernel, as in kube-proxy. What every program
-counts is in ``ProgramMetrics``; what speaks of links and tunnels is left out, since a node proxy
-has none.
+As in kube-proxy, the mode determines which families exist. ``ProgramMetrics`` has those of all
+programs; those about links and tunnels do not apply to a node proxy.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from isthmus.frame.observe.counters import (
 from isthmus.frame.observe.program import ProgramMetrics
 from isthmus.programs.node_proxy.settings import NodeProxySettings
 
-#: 1 ms, doubled up to 16.4 s.
+#: 1 ms, doubling up to 16.4 s.
 SYNC_BUCKETS_S = tuple(0.001 * 2**n for n in range(15))
 PROGRAMMING_BUCKETS_S = (
     0.25,
@@ -47,16 +46,16 @@ class LocalhostRefusal(Enum):
     """Why a connection to a node port on localhost was not joined to an endpoint."""
 
     ENDPOINTS_DOWN = "no endpoint could be reached"
-    NO_ENDPOINT = "the node port has no endpoint any more"
+    NO_ENDPOINT = "the node port no longer has an endpoint"
     LEFT = "the client left before it was joined to an endpoint"
-    TOO_MANY = "--max-connections are open"
-    TOO_MANY_OF_SOURCE = "--max-connections-per-source of its user are open"
-    MEMORY = "its user holds more than its share of --memory-budget"
-    OUTSIDE = "it does not come from a loopback address"
+    TOO_MANY = "the limit --max-connections is reached"
+    TOO_MANY_OF_SOURCE = "the limit --max-connections-per-source of the client's user is reached"
+    MEMORY = "the client's user holds more than its share of --memory-budget"
+    OUTSIDE = "the client is not on a loopback address"
 
 
 class LocalhostCounts:
-    """What is counted of node ports on localhost; the callables are asked at scrape time."""
+    """Counts for node ports on localhost; the callables are called at scrape time."""
 
     def __init__(self) -> None:
         self.accepted = 0
@@ -67,7 +66,7 @@ class LocalhostCounts:
 
 
 class FamilyTimings:
-    """One histogram for each IP family that was seen."""
+    """One histogram per IP family seen."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -88,7 +87,7 @@ def _no_packets() -> Mapping[str, float]:
 
 
 class NodeProxyMetrics(ProgramMetrics):
-    """Everything a node proxy counts. Families of IP are given by their value, "IPv4" or "IPv6".
+    """The metrics of a node proxy. IP families are given by their value, "IPv4" or "IPv6".
 
     ``mode`` is one of ``MODES``.
     """
@@ -102,7 +101,7 @@ class NodeProxyMetrics(ProgramMetrics):
 
     def __init__(self, mode: str = "iptables", *, wall: Callable[[], float] = time.time) -> None:
         if mode not in MODES:
-            raise ValueError(f"not a way to program the kernel: {mode!r}")
+            raise ValueError(f"unknown proxy mode {mode!r}")
         self.mode = mode
         self._wall = wall
         self.syncs = FamilyTimings(SYNC_BUCKETS_S)
@@ -125,8 +124,8 @@ class NodeProxyMetrics(ProgramMetrics):
         self.livez_codes: dict[str, int] = {}
         self.pings = 0
         self.localhost = LocalhostCounts()
-        #: Asked at scrape time; the program replaces them while it starts. ``packets`` are counts
-        #: of nfacct objects by their names, of those that there are.
+        #: Called at scrape time; the program replaces them at its start. ``packets`` are the
+        #: nfacct counters that exist, by name.
         self.services_pending: Callable[[], int] = lambda: 0
         self.endpoints_pending: Callable[[], int] = lambda: 0
         self.packets: Callable[[], Mapping[str, float]] = _no_packets
@@ -152,9 +151,9 @@ class NodeProxyMetrics(ProgramMetrics):
         no_local_endpoints: Mapping[str, int] = MappingProxyType({}),
         triggers: Iterable[float] = (),
     ) -> None:
-        """Count a sync that succeeded; the mappings are those of a ``SyncReport``.
+        """Count a successful sync; the mappings are those of a ``SyncReport``.
 
-        ``triggers`` are the times of day at which what it brought had changed.
+        ``triggers`` are the times of the changes that it wrote, as times of day.
         """
         now = self._wall()
         self.last_synced[family] = now
@@ -169,14 +168,14 @@ class NodeProxyMetrics(ProgramMetrics):
             self.programming.observe(family, max(0.0, now - changed_at))
 
     def sync_failed(self, family: str, seconds: float, *, full: bool) -> None:
-        """Count a sync that failed, and so changed nothing."""
+        """Count a failed sync, which changed nothing."""
         self._took(family, seconds, full=full)
         self.failures[family] = self.failures.get(family, 0) + 1
         if not full:
             self.partial_failures[family] = self.partial_failures.get(family, 0) + 1
 
     def flows_cleaned(self, family: str, seconds: float, deleted: int) -> None:
-        """Count a round of forgetting the kernel's connections to endpoints that are gone."""
+        """Count one cleanup of stale conntrack entries."""
         self.conntrack.observe(family, seconds)
         self.flows_deleted[family] = self.flows_deleted.get(family, 0) + deleted
 
@@ -190,7 +189,7 @@ class NodeProxyMetrics(ProgramMetrics):
         self.pings += 1
 
     def render_slis(self) -> bytes:
-        """Write ``/metrics/slis``: how often the metrics port's health was asked."""
+        """Write ``/metrics/slis``: the results of health checks by the metrics port."""
         return self._slis.render()
 
     def _took(self, family: str, seconds: float, *, full: bool) -> None:
@@ -206,7 +205,7 @@ class NodeProxyMetrics(ProgramMetrics):
         return [*_common_families(self), *by_mode[self.mode](self)]
 
 
-# The families, with kube-proxy's names, labels and types.
+# Families with kube-proxy's names, labels and types.
 
 _SYNC = "kubeproxy_sync_proxy_rules_"
 
@@ -345,13 +344,13 @@ def _localhost_families(of: NodeProxyMetrics) -> list[Family]:
         ),
         gauge(
             f"{prefix}ports_unavailable",
-            "Node ports that could not be opened on localhost, since another program has them.",
+            "Node ports that could not be opened on localhost because another program has them.",
             one(lambda: counts.taken()),
             merge=Merge.SUM,
         ),
         gauge(
             f"{prefix}connections",
-            "Connections to node ports on localhost, joined to an endpoint or dialing one.",
+            "Connections to node ports on localhost, established or being established.",
             one(lambda: counts.open()),
             merge=Merge.SUM,
         ),
@@ -362,13 +361,13 @@ def _localhost_families(of: NodeProxyMetrics) -> list[Family]:
         ),
         counter(
             f"{prefix}connections_refused_total",
-            "Connections to node ports on localhost not joined to an endpoint, by reason.",
+            "Connections to node ports on localhost that failed, by reason.",
             by_enum(counts.refusals),
             ("reason",),
         ),
         counter(
             f"{prefix}dial_failures_total",
-            "Dials to endpoints that failed, also when another endpoint was reached, by reason.",
+            "Failed dials to endpoints, including those followed by a successful one, by reason.",
             by_enum(of.dial_failures),
             ("reason",),
         ),
@@ -413,7 +412,7 @@ def _conntrack_families(of: NodeProxyMetrics) -> list[Family]:
 
 
 def _sli_families(of: NodeProxyMetrics) -> list[Family]:
-    """Everything of ``/metrics/slis``."""
+    """The families of ``/metrics/slis``."""
     return [
         gauge(
             "kubernetes_healthcheck",

@@ -1,6 +1,6 @@
-"""What the node proxy knows of its own node: addresses, pod ranges, which detector follows.
+"""The node proxy's own node: its addresses, pod ranges, and the detector made from them.
 
-The Node comes from the API and may change; who asks gets what holds now.
+The Node comes from the API and may change; settings are always those of its present state.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def installed() -> dict[str, EntryPoint]:
 
 
 def find_detector(mode: str) -> DetectorMaker:
-    """What makes the detector of a mode: one of ours, or else one that is installed.
+    """The factory of a mode's detector: built in, or installed by another package.
 
     Raises:
-        ConfigError: there is none of that name, or it cannot be loaded.
+        ConfigError: the mode is unknown, or its package cannot be loaded.
     """
     if mode in MODES:
         return MODES[mode].make
@@ -62,14 +62,14 @@ def find_detector(mode: str) -> DetectorMaker:
     try:
         load = there[mode].load()
     except Exception as exc:
-        raise ConfigError(_broken(there[mode], f"cannot be loaded: {_said(exc)}")) from exc
+        raise ConfigError(_broken(there[mode], f"cannot be loaded: {_described(exc)}")) from exc
     if not callable(load):
-        raise ConfigError(_broken(there[mode], "cannot be called"))
+        raise ConfigError(_broken(there[mode], "is not callable"))
     return _checked(there[mode], load)
 
 
 def _checked(point: EntryPoint, load: DetectorMaker) -> DetectorMaker:
-    """Hold what another package makes against the interface, each time."""
+    """Check another package's detectors against the interface, each time one is made."""
 
     def make(given: DetectorSettings) -> LocalTrafficDetector:
         try:
@@ -77,9 +77,9 @@ def _checked(point: EntryPoint, load: DetectorMaker) -> DetectorMaker:
             matches = [match for family in IpFamily for match in made.matches(family)]
             _ = made.bridge_ports
         except Exception as exc:
-            raise ConfigError(_broken(point, f"fails: {_said(exc)}")) from exc
+            raise ConfigError(_broken(point, f"failed: {_described(exc)}")) from exc
         if not all(isinstance(match, LocalMatch) for match in matches):
-            raise ConfigError(_broken(point, "gives something else than LocalMatch values"))
+            raise ConfigError(_broken(point, "returned something other than LocalMatch values"))
         return made
 
     return make
@@ -89,16 +89,16 @@ def _broken(point: EntryPoint, what: str) -> str:
     return f"the detector {point.name!r} ({point.value}) {what}"
 
 
-def _said(exc: BaseException) -> str:
+def _described(exc: BaseException) -> str:
     text = " ".join(str(exc).split())
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__
 
 
-#: kube-proxy waits this long for a Node with an address, and then does without.
+#: kube-proxy waits this long for a Node with an address, and then continues without.
 ADDRESS_WAIT_S = 30.0
-#: An API without ServiceCIDRs never tells of any; with them, everything is written once, not twice.
+#: An API without ServiceCIDRs delivers none; waiting for them saves writing all rules twice.
 SERVICE_CIDRS_WAIT_S = 3.0
-#: How often it is said that a Node still has no podCIDRs.
+#: The interval of messages while the Node has no podCIDRs.
 _SAY_AGAIN_S = 60.0
 _log = logging.getLogger("isthmus.node_proxy")
 
@@ -113,7 +113,7 @@ class HostFacts:
 
 
 class OwnNode:
-    """Our node as the API has it, and the rule settings that follow from it."""
+    """This node as the API has it, and the rule settings that follow."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class OwnNode:
         *,
         address_wait_s: float = ADDRESS_WAIT_S,
     ) -> None:
-        """``changed`` is called when rules may have to be others, once they may be asked for."""
+        """``changed`` is called when rule settings may have changed, once they are available."""
         self.name = name
         self.host = host
         self._settings = settings
@@ -137,7 +137,7 @@ class OwnNode:
         self._ranged = asyncio.Event()
         self._service_cidrs_heard = asyncio.Event()
         self._ready = False
-        #: What rules wait for, as far as the Node goes; empty for nothing.
+        #: What rules wait for on the part of the Node; empty for nothing.
         self.waiting_for = f"the Node {name}"
         self._pod_cidrs: tuple[str, ...] = ()
         self._service_cidrs: tuple[str, ...] = ()
@@ -152,14 +152,14 @@ class OwnNode:
         return self._ips.primary
 
     async def wait_ready(self, families: list[IpFamily]) -> None:
-        """Wait until rules can be made: for an address, a while, and for ranges that they need."""
+        """Wait for what rules need: an address, for a limited time, and pod ranges."""
         self.waiting_for = f"an address of the Node {self.name}"
         try:
             async with asyncio.timeout(self._address_wait_s):
                 await self._addressed.wait()
         except TimeoutError:
             log(
-                _log, logging.WARNING, "the node's address is not known; --bind-address can say it",
+                _log, logging.WARNING, "node address unknown; set --bind-address",
                 node=self.name, waited_s=self._address_wait_s,
             )  # fmt: skip
         if self._settings.mode == NFTABLES:
@@ -179,20 +179,20 @@ class OwnNode:
             if not self._detector.matches(family):
                 log(
                     _log, logging.WARNING,
-                    "nothing tells local traffic of this family: nothing to cluster IPs is"
+                    "no local traffic detector for this IP family: traffic to cluster IPs is not"
                     " masqueraded", family=family.value, detect_local=self._settings.detector_mode,
                 )  # fmt: skip
 
     async def _wait_ranges(self) -> None:
-        """Wait for the Node's podCIDRs for ever, and say so again and again."""
+        """Wait for the Node's podCIDRs, with a message every minute."""
         self.waiting_for = f"podCIDRs of the Node {self.name}"
         waited_s = 0.0
         while not self._ranged.is_set():
             log(
                 _log, logging.WARNING,
-                "the Node has no podCIDRs: no rules are written until it has; whoever allocates"
-                " them (--allocate-node-cidrs of kube-controller-manager) gives them, or"
-                " --node-cidr says them, or another --detect-local does without",
+                "waiting for podCIDRs of the Node before writing rules: have them allocated"
+                " (--allocate-node-cidrs of kube-controller-manager), set --node-cidr, or use"
+                " another --detect-local",
                 node=self.name, waited_s=round(waited_s),
             )  # fmt: skip
             with contextlib.suppress(TimeoutError):
@@ -201,7 +201,7 @@ class OwnNode:
             waited_s += _SAY_AGAIN_S
 
     def heard(self, node: NodeObject | None) -> None:
-        """Take the Node as it is now; None says that there is none."""
+        """Set the Node; None means that it does not exist."""
         if node is None:
             return
         ips = node_ips(node.addresses, self._settings.bind_address)
@@ -214,7 +214,7 @@ class OwnNode:
             if self._ready and old != self._pod_cidrs:
                 self._follow_ranges(old)
         if self._ready and before != ips:
-            log(_log, logging.INFO, "the node has other addresses", ips=", ".join(ips.of.values()))
+            log(_log, logging.INFO, "node addresses changed", ips=", ".join(ips.of.values()))
             self._changed()
 
     def heard_service_cidrs(self, ranges: tuple[str, ...]) -> None:
@@ -227,7 +227,7 @@ class OwnNode:
         before = {family: self.rules(family) for family in IpFamily}
         self.host.addresses = addresses
         if self._ready and any(self.rules(family) != rules for family, rules in before.items()):
-            log(_log, logging.INFO, "node ports are taken at other addresses")
+            log(_log, logging.INFO, "node port addresses changed")
             self._changed()
 
     def _follow_ranges(self, old: tuple[str, ...]) -> None:
@@ -235,7 +235,7 @@ class OwnNode:
         self._make_detector()
         if before != self._detector:
             log(
-                _log, logging.INFO, "the node has other podCIDRs",
+                _log, logging.INFO, "podCIDRs of the Node changed",
                 pod_cidrs=",".join(self._pod_cidrs), before=",".join(old),
             )  # fmt: skip
             self._changed()
@@ -243,11 +243,11 @@ class OwnNode:
     def _make_detector(self) -> None:
         try:
             self._detector = self._make(self._settings.detector_settings(self._pod_cidrs))
-        except ConfigError as error:  # another package's: what it made before holds
-            log(_log, logging.ERROR, "the detector cannot be made", error=error)
+        except ConfigError as error:  # of another package: the previous one stays
+            log(_log, logging.ERROR, "cannot make the local traffic detector", error=error)
 
     def rules(self, family: IpFamily) -> RuleSettings:
-        """What holds for all rules of a family now."""
+        """The present rule settings of a family."""
         return rule_settings(
             self._settings,
             family,
@@ -267,7 +267,7 @@ def rule_settings(
     host: HostFacts,
     service_cidrs: tuple[str, ...] = (),
 ) -> RuleSettings:
-    """What holds for all rules of a family on a node with these addresses."""
+    """The rule settings of a family on a node with these addresses."""
     ranges = ranges_of(settings.node_port_ranges, family, ips.values())
     localhost = (
         settings.mode == IPTABLES

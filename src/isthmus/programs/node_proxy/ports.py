@@ -1,6 +1,6 @@
-"""The node proxy's own ports: health and metrics, with the pages that kube-proxy has there.
+"""The node proxy's own ports: health and metrics, with kube-proxy's paths.
 
-They are opened at once, or when kube-proxy leaves them. The health itself is kernel/health.py.
+They are opened at once, or when kube-proxy releases them. kernel/health.py computes the health.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from isthmus.programs.node_proxy.settings import (
 from isthmus.programs.node_proxy.settings_file import document
 from isthmus.programs.node_proxy.view import NodeProxyView
 
-#: kube-proxy's key in ``/configz``.
+#: The key of kube-proxy's configuration in ``/configz``.
 CONFIG_GROUP = "kubeproxy.config.k8s.io"
 
 
 def health_routes(health: ProxyHealth, metrics: NodeProxyMetrics, ready: Checks) -> Routes:
-    """Give the paths of --healthz-bind-address; kube-proxy's own count answers by their status."""
+    """The paths of --healthz-bind-address; a counter of kube-proxy's counts answers by status."""
     ours = probe_routes(lambda: [PING], ready, AGENT)
     return {
         "/healthz": partial(_probe, health.healthz, metrics.healthz_answered),
@@ -67,10 +67,10 @@ def metrics_routes(
     config: Callable[[], Mapping[str, object]],
     view: Callable[[], NodeProxyView | None],
 ) -> Routes:
-    """Give the paths of --metrics-bind-address.
+    """The paths of --metrics-bind-address.
 
-    ``mode`` is the word for what programs the kernel; ``config`` gives the settings in force, as
-    a KubeProxyConfiguration; ``view`` what it is doing, and None before it does anything.
+    ``mode`` is the proxy mode; ``config`` returns the settings as a KubeProxyConfiguration;
+    ``view`` returns the snapshot, None before the program has started.
     """
     ours = probe_routes(lambda: [PING], lambda: [PING])
     return {
@@ -119,7 +119,7 @@ async def _configz(
     return web.Response(text=body, content_type="application/json", headers=HEADERS)
 
 
-#: How often a port that kube-proxy has is tried.
+#: The interval of attempts to open a port that kube-proxy has.
 RETRY_S = 0.5
 _log = logging.getLogger("isthmus.node_proxy")
 
@@ -132,11 +132,10 @@ async def _snapshot(
 
 
 class OwnPorts(Part):
-    """The ports called "healthz" and "metrics", as far as the settings want them.
+    """The ports "healthz" and "metrics", as far as the settings enable them.
 
-    ``waiting_for`` and ``look`` are asked for what /readyz and /snapshot say. ``open_ones`` are
-    those that are open. With ``wait_for_busy``, one that somebody has is opened when it becomes
-    free.
+    ``waiting_for`` and ``look`` return what /readyz and /snapshot show. ``open_ones`` are the open
+    ports. With ``wait_for_busy`` a port in use is opened when it becomes free.
     """
 
     def __init__(
@@ -168,7 +167,7 @@ class OwnPorts(Part):
         return self.open_ones[name].number if name in self.open_ones else 0
 
     def foreign(self) -> set[int]:
-        """The numbers that another node proxy may answer at: its own, and ours while not open."""
+        """Ports that another node proxy may answer on: its defaults, and those not opened yet."""
         wanted = {bound.port for bound, _ in self._wanted.values() if bound is not None}
         numbers = {HEALTHZ_PORT, METRICS_PORT, *wanted} - {0}
         return numbers - {port.number for port in self.open_ones.values()}
@@ -202,15 +201,15 @@ class OwnPorts(Part):
         return {f"{name}_port": self.number(name) for name in self._wanted}
 
     async def _retry(self) -> None:
-        """Open what was left, as soon as it becomes free."""
+        """Open the remaining ports as soon as they become free."""
         waiting = self._waiting()
         for name in waiting:
-            log(_log, logging.INFO, "waiting for a port that kube-proxy has", port=name)
+            log(_log, logging.INFO, "waiting for kube-proxy to release a port", port=name)
         while waiting:
             await asyncio.sleep(RETRY_S)
             await self.open()
             for name in waiting - self._waiting():
-                log(_log, logging.INFO, "the port is ours now", port=name,
+                log(_log, logging.INFO, "own port opened", port=name,
                     number=self.number(name))  # fmt: skip
             waiting = self._waiting()
 
@@ -236,7 +235,7 @@ async def _serve(
     name: str, bound: BindAddress, routes: Routes, access: ports.PortAccess
 ) -> ports.Port:
     flag = f"--{name}-bind-address"
-    # kube-proxy takes 0.0.0.0 for both families.
+    # kube-proxy binds 0.0.0.0 for both families.
     host = "" if bound.host in ("0.0.0.0", "::") else bound.host
     return await ports.serve(
         routes, host=host, port=bound.port, host_flag=flag, port_flag=flag, access=access

@@ -1,9 +1,9 @@
-"""The node service proxy: Services of the cluster in, rules in the kernel of this node out.
+"""The node service proxy: Services of the cluster become rules in the kernel of this node.
 
-Here are its parts, and their tasks. Where objects come from is input.py, the ports are ports.py,
-one family's syncs family_sync.py, what holds on this node node.py, and the rules
-``isthmus.programs.node_proxy.rules``. When it ends, the rules stay, as kube-proxy's do: a restart
-is no outage.
+This module has its parts and their tasks. input.py delivers objects, ports.py has the ports,
+family_sync.py syncs one IP family, node.py knows this node, and
+``isthmus.programs.node_proxy.rules`` renders rules. The rules stay when the program ends, as
+kube-proxy's do: a restart is no outage.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 from isthmus.programs.node_proxy.settings import IPTABLES, NFTABLES, NodeProxySettings
 from isthmus.programs.node_proxy.view import NodeProxyView, ProxyFamilyView
 
-#: How many there may be where nobody says otherwise: 30000 to 32767.
+#: The size of Kubernetes' default node port range, 30000 to 32767.
 _NODE_PORTS = 2768
-#: Pods come and go in bursts, and with them addresses.
+#: Addresses change in bursts, with pods: wait this long before reading them.
 _ADDRESSES_S = 0.5
 _log = logging.getLogger("isthmus.node_proxy")
 
@@ -75,7 +75,7 @@ def parts(ground: Ground[NodeProxySettings, NodeProxyMetrics]) -> tuple[Part, ..
     """The parts of a node proxy, foundations first.
 
     Raises:
-        ConfigError: there is no such detector.
+        ConfigError: the detector does not exist.
     """
     settings, metrics = ground.settings, ground.metrics
     health = ProxyHealth(timeout_s=2 * settings.sync_period_s)
@@ -93,7 +93,7 @@ def parts(ground: Ground[NodeProxySettings, NodeProxyMetrics]) -> tuple[Part, ..
 def _look(
     ground: Ground[NodeProxySettings, NodeProxyMetrics], rules: NodeRules, every: tuple[Part, ...]
 ) -> NodeProxyView | None:
-    """What all parts are doing; None before the node is known."""
+    """A snapshot of all parts; None before the node is known."""
     if not rules.families:
         return None
     fields: dict[str, Any] = {}
@@ -111,13 +111,13 @@ def _look(
 def _localhost(
     ground: Ground[NodeProxySettings, NodeProxyMetrics], rules: NodeRules
 ) -> tuple[Part, ...]:
-    """The parts of node ports on localhost, where they are asked for."""
+    """The parts of node ports on localhost, if enabled."""
     settings = ground.settings
     if not settings.nftables_localhost_nodeports or settings.mode != NFTABLES:
         return ()
     from isthmus.programs.node_proxy.localhost import LocalhostConnections, LocalhostListeners
 
-    # A listener takes one descriptor, of the two of a connection, in each of two families.
+    # A connection takes two descriptors; a port takes one listener in each of two families.
     allow_connections(settings.max_connections + _NODE_PORTS)
     tunnels = TunnelsPart(ground, noun="")
     connections = LocalhostConnections(ground, tunnels.table)
@@ -126,12 +126,12 @@ def _localhost(
     return tunnels, connections, listeners
 
 
-def _nobody(view: ServiceView) -> None:
-    """Nobody asks what is in force."""
+def _ignore_view(view: ServiceView) -> None:
+    """The receiver of views without node ports on localhost."""
 
 
 class NodeRules(Part):
-    """Follows the cluster and brings it into the kernel; it is its input's ``ObjectListener``."""
+    """Follows the cluster and syncs the kernel; it is the ``ObjectListener`` of its input."""
 
     def __init__(
         self,
@@ -145,11 +145,11 @@ class NodeRules(Part):
         self.sysctls = Sysctls()
         self.kube_proxy = KubeProxyWatch(ports.foreign)
         self.families: dict[IpFamily, FamilySync] = {}
-        #: Set after every sync that worked, for whoever clears it.
+        #: Set after every successful sync; its consumer clears it.
         self.synced = asyncio.Event()
-        #: Hears what is in force, by family, after every sync that worked.
-        self.heard_view: Callable[[ServiceView], None] = _nobody
-        #: The detector looks at bridge ports, of which iptables has to hear.
+        #: Called with the view in force, by family, after every successful sync.
+        self.heard_view: Callable[[ServiceView], None] = _ignore_view
+        #: Whether the detector matches bridge ports, which iptables sees only with a sysctl.
         self.matches_bridge_ports = False
         self._metrics = metrics
         self._ports = ports
@@ -161,13 +161,13 @@ class NodeRules(Part):
 
     @property
     def node(self) -> OwnNode:
-        """Our node, once opened."""
+        """This node, once opened."""
         assert self._node is not None
         return self._node
 
     @property
     def tracker(self) -> ServiceTracker:
-        """What is known of the cluster, once opened."""
+        """The known state of the cluster, once opened."""
         assert self._tracker is not None
         return self._tracker
 
@@ -194,22 +194,22 @@ class NodeRules(Part):
             )  # fmt: skip
 
     def _look_around(self) -> HostFacts:
-        """Set and see what the kernel has to be like; blocks.
+        """Set sysctls and read the kernel's capabilities; blocks.
 
         Raises:
-            ConfigError: it cannot be asked.
+            ConfigError: netlink is not available.
         """
         settings = self.settings
         score = set_oom_score(settings.oom_score_adj)
-        for sentence in [*self.sysctls.set_conntrack(settings), *([score] if score else [])]:
-            log(_log, logging.WARNING, sentence)
+        for message in [*self.sysctls.set_conntrack(settings), *([score] if score else [])]:
+            log(_log, logging.WARNING, message)
         accounting = settings.mode == IPTABLES and counters_work(COUNTERS)
         if accounting:
             self._metrics.packets = _packets
         try:
             addresses = addresses_of_host()
         except OSError as error:
-            raise ConfigError(f"the kernel cannot be asked by netlink: {error}") from error
+            raise ConfigError(f"netlink is not available: {error}") from error
         return HostFacts(
             addresses=addresses,
             drop_invalid=self.sysctls.drops_invalid(),
@@ -220,11 +220,11 @@ class NodeRules(Part):
         self._tracker = ServiceTracker(node_name=name, families=families, since=time.time())
         self._metrics.services_pending = lambda: self.tracker.pending_services
         self._metrics.endpoints_pending = lambda: self.tracker.pending_slices
-        # Without the Node yet: another package's may refuse the flags alone.
+        # Before the Node is known: another package's detector may reject the flags alone.
         detector = self._make(self.settings.detector_settings())
         nftables = self.settings.mode == NFTABLES
         self.matches_bridge_ports = detector.bridge_ports is not None and not nftables
-        # Files are there, and what they do not say nobody will.
+        # Files are read already: nothing that is missing now will come later.
         wait_s = 0.0 if self.settings.manifests else ADDRESS_WAIT_S
         self._node = OwnNode(
             self.settings, name, self._make, facts, self._request, address_wait_s=wait_s
@@ -246,7 +246,7 @@ class NodeRules(Part):
 
     @override
     async def wait_closed(self) -> None:
-        # What is in the kernel stays there.
+        # The rules stay in the kernel.
         for family in self.families.values():
             await family.close()
         if self._input is not None:
@@ -294,7 +294,7 @@ class NodeRules(Part):
             "detect_local": self.settings.detector_mode,
         }
 
-    # What the input tells.
+    # ObjectListener.
 
     def heard_services(self, batch: ServiceBatch) -> None:
         self.tracker.hear_services(batch)
@@ -316,7 +316,7 @@ class NodeRules(Part):
         if self.settings.mode == NFTABLES:
             self.node.heard_service_cidrs(ranges)
 
-    # What is done.
+    # Syncs.
 
     def _request(self) -> None:
         if self.tracker.synced:
@@ -329,11 +329,11 @@ class NodeRules(Part):
                 family.renew()
 
     async def _sync(self) -> None:
-        """Sync, once the node is known; what goes on for ever is within."""
+        """Run all syncs, once the node is known."""
         await self.node.wait_ready(list(self.families))
         if self.node.primary not in self.families:
             log(
-                _log, logging.WARNING, "the node's own family cannot be programmed here",
+                _log, logging.WARNING, "cannot program the IP family of the node's address",
                 family=self.node.primary.value,
             )  # fmt: skip
         async with asyncio.TaskGroup() as syncs:
@@ -349,9 +349,9 @@ class NodeRules(Part):
             self._all_synced.set()
 
     async def _clean_others(self) -> None:
-        """Remove what another mode left: not before ours is in force, so that nothing is away.
+        """Remove rules of other modes once the present mode's are in force.
 
-        And not from under a kube-proxy, which would write it again.
+        It waits for a kube-proxy to end, which would write its rules again.
         """
         await self._all_synced.wait()
         await self.kube_proxy.alone.wait()
@@ -360,12 +360,17 @@ class NodeRules(Part):
             stayed = await asyncio.to_thread(clean_others, self.settings, families)
         except Exception as exc:
             stayed = [str(exc)]
-        for sentence in stayed:
-            log(_log, logging.WARNING, "rules of another mode stay", reason=sentence)
+        for message in stayed:
+            log(
+                _log,
+                logging.WARNING,
+                "rules of another proxy mode were left in place",
+                reason=message,
+            )
 
 
 class HostWatch(Part):
-    """Looks at this host while rules depend on it: its addresses, and what bridges tell."""
+    """Watches this host while rules depend on it: its addresses, and a sysctl about bridges."""
 
     def __init__(self, rules: NodeRules) -> None:
         self._rules = rules
@@ -384,23 +389,23 @@ class HostWatch(Part):
             self._changes = None
 
     async def _follow_addresses(self) -> None:
-        """Read this host's addresses again whenever the kernel says that they changed."""
-        if self._rules.settings.node_port_ranges:  # else every address will do
+        """Read this host's addresses whenever the kernel reports a change."""
+        if self._rules.settings.node_port_ranges:  # otherwise all addresses count
             try:
                 self._changes = AddressChanges(self._moved.set)
             except OSError as error:
-                log(_log, logging.WARNING, "changes of addresses are not heard of", error=error)
+                log(_log, logging.WARNING, "cannot watch for address changes", error=error)
         while True:
             await self._moved.wait()
             self._moved.clear()
             try:
                 self._rules.node.heard_addresses(await asyncio.to_thread(addresses_of_host))
             except OSError as error:
-                log(_log, logging.WARNING, "addresses cannot be read", error=error)
+                log(_log, logging.WARNING, "cannot read addresses of this host", error=error)
             await asyncio.sleep(_ADDRESSES_S)
 
     async def _look_at_bridges(self) -> None:
-        """Say so when iptables does not hear of the bridge ports that it is to match."""
+        """Warn while iptables does not see the bridge ports that rules match."""
         said = ""
         while True:
             families = list(self._rules.families) if self._rules.matches_bridge_ports else []
@@ -409,13 +414,13 @@ class HostWatch(Part):
                 said = trouble
                 log(
                     _log, logging.WARNING if trouble else logging.INFO,
-                    trouble or "iptables hears of bridge ports now",
+                    trouble or "iptables sees bridge ports now",
                 )  # fmt: skip
             await asyncio.sleep(self._rules.settings.sync_period_s)
 
 
 class ServiceHealth(Part):
-    """Keeps the health check ports of Services as they should be; a busy one is tried again."""
+    """Keeps the health check ports of Services open; retries ports in use."""
 
     def __init__(self, rules: NodeRules) -> None:
         self._rules = rules
@@ -441,7 +446,7 @@ class ServiceHealth(Part):
             await self._ports.sync(
                 rules.tracker.health_ports(), rules.tracker.local_ready(), addresses=addresses
             )
-            # As long as a kube-proxy has them, they become free at any moment.
+            # While a kube-proxy runs, it has these ports and may end at any moment.
             alone = rules.kube_proxy.alone.is_set()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(rules.settings.sync_period_s if alone else RETRY_S):
@@ -449,7 +454,7 @@ class ServiceHealth(Part):
 
 
 class ConfigWatch(Part):
-    """Ends the program when the file of --config says something else."""
+    """Ends the program when the file of --config changes."""
 
     def __init__(self, settings: NodeProxySettings) -> None:
         self._settings = settings
@@ -461,7 +466,7 @@ class ConfigWatch(Part):
 
 
 def _packets() -> dict[str, float]:
-    """What rules have counted; nothing where the kernel does not say."""
+    """The nfacct counters; empty if they cannot be read."""
     try:
         return {name: float(packets) for name, packets in read_counters(COUNTERS).items()}
     except ApplyError:
@@ -469,11 +474,11 @@ def _packets() -> dict[str, float]:
 
 
 def initialize(settings: NodeProxySettings) -> int:
-    """Set what needs full privileges, for a node proxy that runs with less; the exit code."""
+    """Apply settings that need full privileges, for a node proxy with fewer; the exit code."""
     configure(settings.log.v, "json" if settings.log.log_format == "json" else "text", sys.stderr)
     sysctls = Sysctls()
-    for sentence in sysctls.set_conntrack(settings):
-        log(_log, logging.WARNING, sentence)
+    for message in sysctls.set_conntrack(settings):
+        log(_log, logging.WARNING, message)
     ranges = ranges_of(settings.node_port_ranges, IpFamily.IPV4, ())
     if settings.mode == IPTABLES and settings.iptables_localhost_nodeports and has_loopback(ranges):
         sysctls.ensure_localhost_node_ports()
@@ -481,10 +486,10 @@ def initialize(settings: NodeProxySettings) -> int:
 
 
 def main(settings: NodeProxySettings) -> int:
-    """Run a node proxy until it is told to stop; the exit code."""
+    """Run a node proxy until it is told to stop; returns the exit code."""
     code = 0
     try:
         code = running.main(PROGRAM, settings)
     except* ConfigChanged:
-        code = 1  # whoever started us starts us again, as they do kube-proxy
+        code = 1  # the service manager restarts the program, as it does kube-proxy
     return code

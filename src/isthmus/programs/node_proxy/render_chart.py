@@ -1,6 +1,6 @@
-"""The node proxies' part of the chart: its values, and its objects as trees with holes.
+"""The node proxy's part of the Helm chart: its values, and templates of its objects.
 
-ipvs is not for the chart: such a pod is privileged (``isthmus manifest node-proxy``).
+The chart does not offer ipvs mode, whose pods are privileged (use ``isthmus manifest node-proxy``).
 """
 
 from __future__ import annotations
@@ -67,57 +67,55 @@ _SET = names_of(
     *("config", "kubeconfig", "master", "manifests", "hostname_override", "proxy_mode"),
     *("detect_local", "cluster_cidr", "take_over", "healthz_bind_address", "healthz_port"),
     *("nftables_localhost_nodeports", "graceful_shutdown_timeout_s"),
-    # With these, the chart's probes would not be answered.
+    # These would stop the chart's probes from working.
     *("health_cert", "health_key"),
     *("cleanup", "init_only", "write_config_to"),
 )
 _VALUES = (
-    yes_value(
-        "nodeProxy.enabled", False, "Whether there is a node proxy on every node, for kube-proxy"
-    ),
+    yes_value("nodeProxy.enabled", False, "Run a node proxy on every node in place of kube-proxy"),
     text_value(
         "nodeProxy.name",
         "isthmus-node-proxy",
-        "Name of everything that is the node proxies'",
+        "Name of all node proxy objects",
         pattern=NAME,
     ),
     text_value(
         "nodeProxy.apiServer.host",
         "",
-        "Where nodes reach kube-apiserver without a Service, as its certificate has it",
+        "Host of kube-apiserver, as in its certificate; not a Service",
         pattern=PLAIN,
     ),
-    whole_value("nodeProxy.apiServer.port", 6443, "Its port", 1),
+    whole_value("nodeProxy.apiServer.port", 6443, "Port of kube-apiserver", 1),
     text_value(
         "nodeProxy.mode",
         NFTABLES,
-        "What programs the kernel; iptables needs NET_RAW as well",
+        "Proxy mode; iptables needs NET_RAW as well",
         choices=(NFTABLES, IPTABLES),
     ),
     text_value(
         "nodeProxy.detectLocal",
         "node-cidr",
-        "What tells traffic of a node's own pods",
+        "How to recognise traffic from a node's own pods",
         choices=_DETECTORS,
     ),
     texts_value(
-        "nodeProxy.clusterCidrs", [], "Networks of all pods, for cluster-cidr", pattern=CIDR
+        "nodeProxy.clusterCidrs", [], "Pod networks of the cluster, for cluster-cidr", pattern=CIDR
     ),
-    yes_value("nodeProxy.takeOver", True, "Whether it starts beside a kube-proxy, to replace it"),
+    yes_value("nodeProxy.takeOver", True, "Start beside a running kube-proxy and replace it"),
     yes_value(
         "nodeProxy.localhostNodePorts",
         False,
-        "Whether nodes reach TCP node ports by 127.0.0.1 and ::1, with mode nftables",
+        "Open TCP node ports on 127.0.0.1 and ::1, with mode nftables",
     ),
     whole_value("nodeProxy.healthPort", 10256, "Port of /healthz, /livez and /readyz", 1),
     whole_value(
         "nodeProxy.gracefulShutdownSeconds",
         25,
-        "How long connections to node ports on localhost may take to end",
+        "Time for connections to node ports on localhost to end at shutdown",
         0,
         3600,
     ),
-    *pod_values("nodeProxy", "Further flags of the node proxies, --flag=value each", _SET),
+    *pod_values("nodeProxy", "Further flags of the node proxy, --flag=value each", _SET),
 )
 _HAS = given("nodeProxy.enabled")
 _RUNS_IPTABLES = is_word("nodeProxy.mode", IPTABLES)
@@ -125,7 +123,7 @@ _ON_LOCALHOST = given("nodeProxy.localhostNodePorts")
 _COMPUTED = {
     "nodeProxyCidrs": joined("nodeProxy.clusterCidrs"),
     "nodeProxyGrace": grace("nodeProxy", 10),
-    # A variable is a text.
+    # Environment variables are strings.
     "nodeProxyApiPort": Computed(
         lambda chosen: str(chosen["nodeProxy.apiServer.port"]),
         "toString (int64 $.Values.nodeProxy.apiServer.port)",
@@ -134,7 +132,7 @@ _COMPUTED = {
 
 
 def _args() -> list[Node]:
-    """The node proxies' command line, without the program."""
+    """The node proxy's arguments, without the program's name."""
     return [
         "node-proxy",
         "--hostname-override=$(NODE_NAME)",
@@ -150,7 +148,7 @@ def _args() -> list[Node]:
 
 
 def _objects() -> list[Node]:
-    """A node proxy on every node and what is around it, in the order to make it."""
+    """The DaemonSet of node proxies and the objects it needs, in order of creation."""
     owner = WorkloadOwner(name=hole("nodeProxy.name"), namespace=NAMESPACE)
     ranges = is_word("nodeProxy.mode", NFTABLES)
     return [
@@ -192,7 +190,7 @@ def _daemon_set(owner: WorkloadOwner) -> Manifest:
         **pod_metadata("nodeProxy"),
     )
     made = placed(pods.daemon_set(pod, host_network=False), "nodeProxy")
-    # The cluster's DNS is a Service, of which there is none before a node proxy runs.
+    # The cluster's DNS is a Service, which does not work before a node proxy runs.
     spec = made["spec"]["template"]["spec"]
     has_files = given("nodeProxy.extraSecret.name") | _RUNS_IPTABLES
     spec["volumes"] = When(has_files, spec["volumes"])
@@ -221,8 +219,8 @@ CHART = ChartPart(
     title="Node proxies",
     values=_VALUES,
     sections={
-        "nodeProxy": "What programs nodes for Services, in place of kube-proxy",
-        "nodeProxy.apiServer": "Where node proxies reach kube-apiserver",
+        "nodeProxy": "The node proxy, which replaces kube-proxy",
+        "nodeProxy.apiServer": "Address of kube-apiserver for node proxies",
     },
     files={"nodeProxy-daemonset.yaml": [When(_HAS, _objects())]},
     there=_HAS,
@@ -231,12 +229,12 @@ CHART = ChartPart(
     refused=(
         (
             _HAS & ~given("nodeProxy.apiServer.host"),
-            "nodeProxy.apiServer.host is empty: a node proxy cannot reach kube-apiserver by the"
-            " Service that it is to make",
+            "nodeProxy.apiServer.host is empty: set it, because a node proxy cannot reach"
+            " kube-apiserver through the Service that it implements",
         ),
         (
             _HAS & _ON_LOCALHOST & _RUNS_IPTABLES,
-            "nodeProxy.localhostNodePorts is for mode nftables; iptables has them by itself",
+            "nodeProxy.localhostNodePorts requires mode nftables; iptables mode always has them",
         ),
     ),
 )

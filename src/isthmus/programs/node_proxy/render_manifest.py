@@ -1,8 +1,7 @@
-"""A node proxy as a DaemonSet with its rights, as a static pod, or as a systemd unit.
+"""Renders a node proxy as a DaemonSet with its RBAC rules, a static pod, or a systemd unit.
 
-Least privilege: what has to write the kernel's settings does so in a container that ends
-(``--init-only``); what stays has the capabilities for rules and no more. Only ipvs mode, which sets
-more of the kernel while it runs, is privileged.
+Least privilege: an init container (``--init-only``) sets sysctls; the main container has only the
+capabilities for rules. ipvs mode sets sysctls while it runs, and is therefore privileged.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from isthmus.text.go_yaml import to_yaml
 
 _PROGRAM = "node-proxy"
 _FILES = ("config", "kubeconfig")
-#: These are files of the node in any form: a private key is nothing for a ConfigMap.
+#: Files of the node in any form: a private key does not belong in a ConfigMap.
 _NODE_FILES = ("health_cert", "health_key")
 _SPARE_S = 10
-#: The lowest that a process may have without SYS_RESOURCE is what it was started with.
+#: Without SYS_RESOURCE a process cannot have a lower score than it was started with.
 _USUAL_SCORE = -999
 LOCK, MODULES = "/run/xtables.lock", "/lib/modules"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProxyPlan:
-    """How a node proxy is to run, and what was typed for it.
+    """The settings of a manifest and of its node proxy.
 
-    ``given`` has its flags as they were typed, ``settings`` what they mean.
+    ``given`` has the node proxy's flags as typed, ``settings`` their values.
     """
 
     manifest: NodeProxyManifestSettings
@@ -50,12 +49,12 @@ class NodeProxyPlan:
 
     @property
     def runs_iptables(self) -> bool:
-        """It runs iptables, or a file may say so."""
+        """Whether it runs iptables, or a configuration file may say so."""
         return bool(self.settings.config) or self.settings.mode != NFTABLES
 
     @property
     def watches_ranges(self) -> bool:
-        """It watches ServiceCIDRs, or a file may say so."""
+        """Whether it watches ServiceCIDRs, or a configuration file may say so."""
         return bool(self.settings.config) or self.settings.mode == NFTABLES
 
     @property
@@ -64,25 +63,25 @@ class NodeProxyPlan:
 
     @property
     def args(self) -> list[str]:
-        """The program's own command line, without ``isthmus``."""
+        """The program's arguments, without ``isthmus``."""
         given = dict(self.given)
         if self.manifest.form != SYSTEMD and not self.settings.hostname_override:
-            # In the network of its node a pod has the host's name, which need not be the Node's.
+            # With hostNetwork a pod has the host's name, which may differ from the Node's.
             given["hostname_override"] = ("$(NODE_NAME)",)
         return [_PROGRAM, *arguments(options_of(NodeProxySettings), given)]
 
     @property
     def files(self) -> tuple[FlagFile, ...]:
-        """The files that it reads, as far as flags name them.
+        """The files that flags name.
 
         Raises:
-            ConfigError: a path is none that a manifest can say.
+            ConfigError: a manifest cannot contain one of the paths.
         """
         return (*self._files(_FILES), *self.node_files)
 
     @property
     def node_files(self) -> tuple[FlagFile, ...]:
-        """Those of them that are the node's in any form."""
+        """Those of the files that are on the node in any form."""
         return self._files(_NODE_FILES)
 
     def _files(self, attributes: Sequence[str]) -> tuple[FlagFile, ...]:
@@ -91,7 +90,7 @@ class NodeProxyPlan:
 
     @property
     def grace_s(self) -> int:
-        """How long it may take to end: open connections to localhost, if it carries any."""
+        """The grace period: the time for open connections to localhost, if there are any."""
         carries = self.settings.nftables_localhost_nodeports
         return math.ceil(self.settings.graceful_shutdown_timeout_s * carries) + _SPARE_S
 
@@ -101,10 +100,10 @@ class NodeProxyPlan:
 
 
 def node_proxy_manifest(plan: NodeProxyPlan) -> str:
-    """Write the manifest.
+    """Render the manifest.
 
     Raises:
-        ConfigError: the node proxy cannot run in that form; one sentence that says why.
+        ConfigError: the node proxy cannot run in that form; the message says why.
     """
     _check(plan)
     if plan.manifest.form == SYSTEMD:
@@ -116,41 +115,43 @@ def _check(plan: NodeProxyPlan) -> None:
     settings, manifest = plan.settings, plan.manifest
     form = manifest.form
     if settings.manifests:
-        raise ConfigError("--manifests is for trying things out: name an API server")
+        raise ConfigError("--manifests cannot be used in a manifest: set an API server")
     for flag in ("init_only", "cleanup", "write_config_to"):
         if getattr(settings, flag):
-            raise ConfigError(f"--{flag.replace('_', '-')} ends at once: leave it out")
+            raise ConfigError(f"--{flag.replace('_', '-')} ends the program at once: leave it out")
     if settings.healthz is None or settings.healthz.port == 0:
-        raise ConfigError("--healthz-bind-address must have a port: probes have to find it")
+        raise ConfigError("--healthz-bind-address must have a port, which probes need")
     reached = settings.kubeconfig or settings.config
     if form == DAEMON_SET:
         if not reached and manifest.api is None:
             raise ConfigError(
                 "--api-server is missing: the Service of kube-apiserver is not reachable before"
-                " a node proxy runs; say its address, or --kubeconfig or --config"
+                " a node proxy runs; set --api-server, --kubeconfig or --config"
             )
         if reached and manifest.api is not None:
-            raise ConfigError("--api-server has no meaning beside --kubeconfig or --config")
+            raise ConfigError("--api-server cannot be combined with --kubeconfig or --config")
         if settings.master and not reached:
             raise ConfigError("--master has no credentials in a pod: use --api-server")
     elif not reached:
-        what = "a static pod" if form == STATIC_POD else "a unit"
+        what = "a static pod" if form == STATIC_POD else "a systemd unit"
         raise ConfigError(f"--kubeconfig is missing: {what} has no service account")
     elif any(SERVICE_ACCOUNT in file.path.parents for file in plan.files):
-        raise ConfigError("--kubeconfig must be a file of the node: there is no service account")
+        raise ConfigError("--kubeconfig must be a file on the node: no service account here")
     if manifest.config_map and not reached:
-        raise ConfigError("--config-map needs --config or --kubeconfig, whose directory it is")
+        raise ConfigError(
+            "--config-map requires --config or --kubeconfig, whose directory it mounts"
+        )
     named = references(plan.given)
     if named and form == SYSTEMD:
-        raise ConfigError(f"$({named[0]}) means something in the flags of a pod only")
+        raise ConfigError(f"$({named[0]}) is expanded only in the flags of a pod")
 
 
 def workload(
     plan: NodeProxyPlan, args: Sequence[Node], files: Sequence[Volume], env: Sequence[Node]
 ) -> tuple[list[Manifest], list[Volume]]:
-    """The container that prepares the kernel, the one that stays, and their volumes."""
+    """The init container, the main container, and their volumes."""
     manifest = plan.manifest
-    assert plan.settings.healthz is not None  # seen in _check
+    assert plan.settings.healthz is not None  # checked by _check
     host = plan.settings.healthz.host
     stays = PodContainer(
         name=_PROGRAM,
@@ -159,7 +160,7 @@ def workload(
         security=security(plan),
         env=env,
         volumes=[*files, *kernel_volumes(iptables=plan.runs_iptables)],
-        # No port is declared: beside a kube-proxy with the same none would be scheduled.
+        # Declares no ports: the scheduler would place no pod beside a kube-proxy with the same.
         probes=containers.probes(
             port=plan.settings.healthz.port,
             host="" if host in ("0.0.0.0", "::") else host,
@@ -172,7 +173,7 @@ def workload(
 
 
 def prepares(stays: PodContainer, args: Sequence[Node]) -> PodContainer:
-    """The container that sets the kernel, and ends."""
+    """The init container, which sets sysctls and ends."""
     return replace(
         stays,
         name="prepare-kernel",
@@ -184,25 +185,25 @@ def prepares(stays: PodContainer, args: Sequence[Node]) -> PodContainer:
 
 
 def security(plan: NodeProxyPlan) -> dict[str, Any]:
-    """What the container that stays may do."""
+    """The security context of the main container."""
     if plan.privileged:
         return containers.privileged()
     return containers.with_capability(*capabilities(plan))
 
 
 def capabilities(plan: NodeProxyPlan) -> list[str]:
-    """What the kernel has to allow: rules, raw sockets for iptables, a lower score than usual."""
+    """Capabilities for rules, for iptables' raw sockets, and for a lower OOM score."""
     found = [NET_ADMIN]
     if plan.runs_iptables:
         found.append(NET_RAW)
-    # A unit is started with its score; a container with another.
+    # A unit is started with its OOM score; a container with another.
     if plan.manifest.form != SYSTEMD or plan.settings.oom_score_adj < _USUAL_SCORE:
         found.append(SYS_RESOURCE)
     return found
 
 
 def kernel_volumes(*, iptables: bool) -> list[Volume]:
-    """What iptables shares with the node: its lock, and modules that it may need."""
+    """The host paths that iptables needs: its lock, and kernel modules."""
     if not iptables:
         return []
     lock = {"hostPath": {"path": LOCK, "type": "FileOrCreate"}}
@@ -214,12 +215,12 @@ def kernel_volumes(*, iptables: bool) -> list[Volume]:
 
 
 def resources() -> dict[str, Any]:
-    """What a node proxy takes; no limits: a node without one is cut off from its Services."""
+    """Resource requests; no limits: a node without a node proxy loses its Services."""
     return {"requests": {"cpu": "100m", "memory": "128Mi"}}
 
 
 def api_variables(host: str, port: str) -> list[dict[str, Any]]:
-    """Where in-cluster configuration finds the API, in place of the Service's address."""
+    """Variables that replace the Service's address in the in-cluster configuration."""
     named = {"KUBERNETES_SERVICE_HOST": host, "KUBERNETES_SERVICE_PORT": port}
     return containers.variables(named)
 
@@ -277,12 +278,12 @@ def _pod(plan: NodeProxyPlan, files: Sequence[Volume], env: Sequence[Node]) -> P
 
 
 _UNIT_COMMENTS = (
-    "The Services of a cluster on this node, in place of kube-proxy.",
+    "Programs this node for the Services of its cluster, in place of kube-proxy.",
     "",
     "    systemctl enable --now UNIT        # reads {names}",
     "",
-    "It runs as root, since it sets the kernel and shares the lock of iptables, but with no more",
-    "capabilities than rules take.",
+    "Runs as root, because it sets sysctls and shares iptables' lock, but with only the",
+    "capabilities that rules need.",
 )
 
 
@@ -307,19 +308,17 @@ def _unit(plan: NodeProxyPlan) -> str:
 
 
 def plan_warnings(plan: NodeProxyPlan) -> list[str]:
-    """What is not wrong and may still not be meant, each a sentence."""
+    """Warnings about a valid plan."""
     found = list(plan.settings.notes())
     if plan.privileged and plan.manifest.form != SYSTEMD:
         found.append(
-            "with --proxy-mode=ipvs the container is privileged, since it sets the kernel while it"
-            " runs; nftables needs NET_ADMIN only"
+            "with --proxy-mode=ipvs the container is privileged because it sets sysctls while it"
+            " runs; nftables needs only NET_ADMIN"
         )
     if plan.settings.config:
         found.append(
-            "what --config says is not known here: the manifest has what every mode but ipvs needs"
+            "the file of --config is not read here: the manifest suits every mode except ipvs"
         )
     if not plan.settings.take_over:
-        found.append(
-            "without --take-over it does not start beside a running kube-proxy: stop that first"
-        )
+        found.append("without --take-over the node proxy refuses to start while kube-proxy runs")
     return found

@@ -1,8 +1,8 @@
-"""The settings of ``isthmus node-proxy``: kube-proxy's flags, and the seed's for local traffic.
+"""The settings of ``isthmus node-proxy``: kube-proxy's flags, and Isthmus' own.
 
-``validate()`` says whether they make sense, ``notes()`` what is left unused. A file of kube-proxy's
-(settings_file.py) gives the same settings. What concerns local traffic is in settings_local.py, the
-kernel in settings_kernel.py.
+``validate()`` checks them, ``notes()`` names unused ones. A kube-proxy configuration file gives the
+same settings (settings_file.py). settings_local.py has those about local traffic,
+settings_kernel.py those about the kernel.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from isthmus.values import is_address
 
 __all__ = ["IPTABLES", "IPVS", "NFTABLES", "PRIMARY", "BindAddress", "NodeProxySettings"]
 
-#: The word of --nodeport-addresses for the node's own address.
+#: The value of --nodeport-addresses for the node's own address.
 PRIMARY = "primary"
 HEALTHZ_PORT, METRICS_PORT = 10256, 10249
 _CLUSTER = "Cluster"
@@ -31,7 +31,7 @@ _PORTS = "Ports"
 
 
 class BindAddress(NamedTuple):
-    """An address and a port to serve at."""
+    """An address and a port to listen on."""
 
     host: str
     port: int
@@ -39,7 +39,7 @@ class BindAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProxySettings(LocalTrafficSettings):
-    """Everything that the node proxy can be told; ``validate()`` says whether it makes sense."""
+    """All settings of the node proxy; ``validate()`` checks them."""
 
     config: str = CONFIG(
         help="KubeProxyConfiguration of kube-proxy to read settings from instead of flags",
@@ -133,7 +133,7 @@ class NodeProxySettings(LocalTrafficSettings):
 
     @property
     def node_port_ranges(self) -> tuple[str, ...]:
-        """Ranges whose addresses take node ports, PRIMARY alone, or nothing for all."""
+        """Ranges whose addresses accept node ports, or PRIMARY alone; empty for all."""
         if not self.nodeport_addresses and self.mode == NFTABLES:
             return (PRIMARY,)
         return tuple(each if each == PRIMARY else tidy_range(each)
@@ -141,12 +141,12 @@ class NodeProxySettings(LocalTrafficSettings):
 
     @property
     def healthz(self) -> BindAddress | None:
-        """Where health is served; None for nowhere."""
+        """The address of the health port; None if it is off."""
         return self._bound("healthz_bind_address", "0.0.0.0", "::", self.healthz_port)
 
     @property
     def metrics(self) -> BindAddress | None:
-        """Where metrics are served; None for nowhere."""
+        """The address of the metrics port; None if it is off."""
         return self._bound("metrics_bind_address", "127.0.0.1", "::1", self.metrics_port)
 
     def _bound(self, attribute: str, v4: str, v6: str, port: int) -> BindAddress | None:
@@ -161,10 +161,10 @@ class NodeProxySettings(LocalTrafficSettings):
             raise ConfigError(f"{self.named(attribute)}: {text!r} {error}") from None
 
     def validate(self) -> None:
-        """Hold the settings against each other.
+        """Check the settings, also against each other.
 
         Raises:
-            ConfigError: one sentence that names the flag, or the place in the file.
+            ConfigError: a value is invalid; the message names the flag, or the line in the file.
         """
         check_values(self)
         self.check_times()
@@ -183,11 +183,11 @@ class NodeProxySettings(LocalTrafficSettings):
                 f"{self.named('bind_address')} must be an address, not {self.bind_address!r}"
             )
         for _ in (self.healthz, self.metrics):
-            pass  # either raises if it cannot be read
+            pass  # the property raises if the value is invalid
         if PRIMARY in self.nodeport_addresses:
             if len(self.nodeport_addresses) > 1:
                 raise ConfigError(
-                    f"{self.named('nodeport_addresses')}: {PRIMARY} cannot stand beside ranges"
+                    f"{self.named('nodeport_addresses')}: {PRIMARY} cannot be combined with ranges"
                 )
         else:
             self.check_ranges("nodeport_addresses")
@@ -195,13 +195,13 @@ class NodeProxySettings(LocalTrafficSettings):
             self.check_ranges("ipvs_exclude_cidrs")
 
     def notes(self) -> list[str]:
-        """What was given and is not used, and what that is used by; a sentence each."""
+        """Messages about settings that are given but not used."""
         idle = ("kubeconfig", "master") if self.manifests else ()
         return [
             *self.unused_values(),
             *self.unused_by_mode(),
             *(
-                f"{self.named(each)} is ignored: it is only used without --manifests"
+                f"{self.named(each)} is ignored with --manifests"
                 for each in idle
                 if getattr(self, each)
             ),
@@ -209,14 +209,14 @@ class NodeProxySettings(LocalTrafficSettings):
 
 
 def _endpoint(text: str, port: int) -> BindAddress:
-    """Read ``address:port``, ``[v6]:port``, or an address, which gets the port given."""
+    """Read ``address:port``, ``[v6]:port``, or an address, to which ``port`` is added."""
     bare = text[1:-1] if text.startswith("[") and text.endswith("]") else text
     if is_address(bare):
         return BindAddress(bare, port)
     host, _, number = text.rpartition(":")
     host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
     if not is_address(host) or not (number.isascii() and number.isdigit() and len(number) < 6):
-        raise ValueError("is not an address and a port, such as 0.0.0.0:10256")
+        raise ValueError("is not an address and port such as 0.0.0.0:10256")
     if int(number) > 65535:
-        raise ValueError("has a port that is out of range")
+        raise ValueError("has a port out of range")
     return BindAddress(str(ip_address(host)), int(number))

@@ -1,7 +1,7 @@
-"""kube-proxy's own file, a KubeProxyConfiguration, both ways: into our settings and out of them.
+"""kube-proxy's configuration file, a KubeProxyConfiguration: from YAML to settings and back.
 
-Text comes in; opening the file is for the caller. Imports yaml, which takes its time: import this
-module only where there is a document to read or to write.
+The caller opens the file. yaml is slow to import: import this module only where there is a document
+to read or to write.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ KIND = "KubeProxyConfiguration"
 _INT32 = 2**31 - 1
 _MOST = 1024
 
-#: Keys of the document and our settings; what a value may be follows from the setting's kind.
+#: Keys of the document by setting; the type of a value follows from the setting.
 KEYS = {
     "clientConnection.kubeconfig": "kubeconfig",
     "clientConnection.contentType": "kube_api_content_type",
@@ -65,18 +65,18 @@ KEYS = {
     "conntrack.udpStreamTimeout": "conntrack_udp_timeout_stream_s",
     "configSyncPeriod": "config_sync_period_s",
 }
-# One setting of ours and two of theirs: which counts follows from the mode.
+# One setting corresponds to two keys: the proxy mode determines which.
 _MASQUERADE_ALL = ("iptables.masqueradeAll", "nftables.masqueradeAll")
-# Known to kube-proxy, and nothing to us: other systems, and how it logs.
+# Keys without effect here: for other operating systems, and for logging.
 _UNUSED = frozenset(
     {
         "clientConnection.acceptContentTypes", "featureGates", "logging.flushFrequency",
         "logging.options", "logging.vmodule", "winkernel", "windowsRunAsService", "portRange",
-        # Known to older ones: upgraded clusters have files with them.
+        # Keys of older versions, which files of upgraded clusters still have.
         "udpIdleTimeout", "resourceContainer", "conntrack.max",
     }
 )  # fmt: skip
-# In Go, 0 in these is the same as nothing.
+# For these Go's zero value means that the key is not set.
 _ZERO_IS_NOTHING = frozenset(
     {
         "kube_api_qps", "kube_api_burst", "iptables_sync_period_s", "iptables_min_sync_period_s",
@@ -84,32 +84,32 @@ _ZERO_IS_NOTHING = frozenset(
         "config_sync_period_s", "v",
     }
 )  # fmt: skip
-# kube-proxy's defaults where those of the flags are others.
+# kube-proxy's defaults for the file, where they differ from those of the flags.
 _FILE_DEFAULTS = {
     "ipvs_min_sync_period_s": 0.0,
     "nftables_sync_period_s": 30.0,
     "nftables_min_sync_period_s": 1.0,
 }
-# What the file has no word for, or flags say all the same.
+# Flags that the file has no key for, or that apply in addition to it.
 _BOTH = frozenset({"hostname_override", "log_format", "v"})
 
 
 def parse(text: str, name: str, flags: NodeProxySettings) -> NodeProxySettings:
-    """Read the document; ``flags`` give what it has no key for.
+    """Read the document; ``flags`` provide settings for which it has no key.
 
-    A flag that it has a key for does not count (see ``overruled``), apart from the host's name
-    and those of logging, as in kube-proxy.
+    As in kube-proxy a flag for which the document has a key is ignored (see ``overruled``), apart
+    from the host's name and logging.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
+        ConfigError: one line for each error, ``name:line:column: field: what``.
     """
-    root = compose(text, name, expected=f"a document of kind {KIND} is expected")
+    root = compose(text, name, expected=f"expected a document of kind {KIND}")
     reader = _Reader()
     reader.section(root, "")
     for key, wanted in (("apiVersion", API_VERSION), ("kind", KIND)):
         found = reader.seen.get(key)
         if found is None:
-            root.error(f"{key} is missing: {wanted} is expected")
+            root.error(f"{key} is missing: set it to {wanted}")
         elif found.text() not in (wanted, None):
             found.error(f"must be {wanted}, not {short(str(found.node.value))}")
     root.errors.raise_any()
@@ -117,14 +117,14 @@ def parse(text: str, name: str, flags: NodeProxySettings) -> NodeProxySettings:
 
 
 def without_file(settings: NodeProxySettings) -> NodeProxySettings:
-    """The flags that settings were made of, as far as they matter to ``parse``."""
+    """The flags on which settings are based, as far as ``parse`` needs them."""
     own = values_of(NodeProxySettings())
     taken = {each: own[each] for each in _BOTH if each in settings.places}
     return changed(settings, **taken, places={})
 
 
 def overruled(given: Collection[str]) -> list[str]:
-    """The flags, as ``--flag``, among the given attributes that do not count beside a file."""
+    """Those of the given flags, as ``--flag``, that a file overrules."""
     lost = {*KEYS.values(), "masquerade_all", "healthz_port", "metrics_port"} - _BOTH
     return [
         f"--{each.flag}"
@@ -134,7 +134,7 @@ def overruled(given: Collection[str]) -> list[str]:
 
 
 class _Reader:
-    """Walks through a document and keeps what it says."""
+    """Walks through a document and collects settings."""
 
     def __init__(self) -> None:
         self.seen: dict[str, Located] = {}
@@ -144,7 +144,7 @@ class _Reader:
         self._options = {each.attribute: each for each in options_of(NodeProxySettings)}
 
     def section(self, node: Located, prefix: str) -> None:
-        """Read a mapping whose keys begin with the prefix."""
+        """Read a mapping; ``prefix`` is put before its keys."""
         every = (*KEYS, *_MASQUERADE_ALL, *_UNUSED, "apiVersion", "kind")
         known = dict.fromkeys(
             key.removeprefix(prefix).partition(".")[0] for key in every if key.startswith(prefix)
@@ -152,7 +152,7 @@ class _Reader:
         for name, found in node.mapping(tuple(known)).items():
             key = f"{prefix}{name}"
             if found.kind == "nothing":
-                continue  # as if it were not there: Go's own writer does this
+                continue  # null is the same as absent: Go's own writer produces it
             if any(each.startswith(f"{key}.") for each in every):
                 self.section(found, f"{key}.")
             elif key in ("apiVersion", "kind"):
@@ -167,12 +167,12 @@ class _Reader:
         if value is None or (not value and option.attribute in _ZERO_IS_NOTHING):
             return
         if value == "":
-            return  # in Go, the same as nothing
+            return  # Go's zero value is the same as absent
         self.values[option.attribute] = value
         self.places[option.attribute] = f"{node.where}: {node.path}"
 
     def settings(self, flags: NodeProxySettings) -> NodeProxySettings:
-        """What the document and the flags say together."""
+        """The settings of document and flags together."""
         own, given = values_of(NodeProxySettings()), values_of(flags)
         values = {each: own[each] for each in KEYS.values()} | _FILE_DEFAULTS
         for attribute in _BOTH:
@@ -188,7 +188,7 @@ class _Reader:
 
 
 def _value(option: Option, node: Located) -> object:
-    """What a node says, in the setting's kind; None after an error."""
+    """The value of a node, as the setting's type; None after an error."""
     match option.kind:
         case Kind.BOOL:
             return node.boolean()
@@ -216,11 +216,11 @@ def _duration(text: str) -> float:
     try:
         return parse_duration(text)
     except ValueError:
-        raise ValueError("is not a duration such as 500ms, 10s or 1h30m") from None
+        raise ValueError("is not a duration like 500ms, 10s or 1h30m") from None
 
 
 def document(settings: NodeProxySettings) -> dict[str, Any]:
-    """The settings in force as a KubeProxyConfiguration, for /configz and --write-config-to."""
+    """The settings as a KubeProxyConfiguration, for /configz and --write-config-to."""
     found: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND}
     options = {each.attribute: each for each in options_of(NodeProxySettings)}
     for key, attribute in KEYS.items():

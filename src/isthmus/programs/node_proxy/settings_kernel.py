@@ -1,7 +1,7 @@
-"""Settings of the node proxy about the kernel: which rules, how often, ipvs, connection tracking.
+"""Settings of the node proxy about the kernel: rules, sync intervals, ipvs, connection tracking.
 
-Flags, meanings and defaults are kube-proxy's. Those about local traffic are in settings_local.py,
-those about the cluster in settings.py.
+Flags, meanings and defaults are kube-proxy's. settings_local.py has those about local traffic,
+settings.py those about the cluster.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from isthmus.settings.program import (
 )
 
 _LOCALHOST = "Node ports on localhost, with nftables"
-#: More than one address has ports for.
+#: More than one address has ports.
 _MOST_CONNECTIONS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalhostSettings(ProgramSettings):
-    """What node ports on localhost may take; a base of NodeProxySettings."""
+    """Limits of node ports on localhost; a base of NodeProxySettings."""
 
     memory: MemorySettings = block(MemorySettings(), budget={"group": _LOCALHOST})
     nftables_localhost_nodeports: bool = option(
@@ -49,10 +49,10 @@ class LocalhostSettings(ProgramSettings):
     graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(group=_LOCALHOST, go=OURS)
 
     def check_localhost(self) -> None:
-        """Hold the bounds against what there can be.
+        """Check the limits.
 
         Raises:
-            ConfigError: one sentence that names the flag.
+            ConfigError: a limit is out of range; the message names the flag.
         """
         for flag, count, least in (
             ("max-connections", self.max_connections, 1),
@@ -74,7 +74,7 @@ _IPVS = "ipvs"
 _CONNTRACK = "Connection tracking"
 _INERT = "Without effect here"
 _LOOKED_AT_S = 3600.0  # programs/node_proxy/family_sync.py
-# Who else uses what is called after one mode.
+# Settings named after one mode that other modes use as well.
 _USERS = {
     "iptables_masquerade_bit": (IPTABLES, IPVS),
     "iptables_sync_period_s": (IPTABLES, NFTABLES),
@@ -84,7 +84,7 @@ _USERS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelSettings(LocalhostSettings):
-    """What concerns the kernel; the base of NodeProxySettings."""
+    """Settings about the kernel; the base of NodeProxySettings."""
 
     log: LogSettings = block(LogSettings(), log_format={"aliases": ("logging-format",), "go": SAME})
     proxy_mode: str = option(
@@ -268,7 +268,7 @@ class KernelSettings(LocalhostSettings):
     log_json_info_buffer_size: str = option(
         "0", help="Number of bytes of log lines to buffer", group=_INERT, ignored=True
     )
-    #: Where a file said what, by attribute; sentences name that instead of a flag.
+    #: The position of each setting that came from a file; messages show it instead of a flag.
     places: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -295,7 +295,7 @@ class KernelSettings(LocalhostSettings):
         return self.nftables_masquerade_bit if nft else self.iptables_masquerade_bit
 
     def named(self, attribute: str) -> str:
-        """What to call a setting in a sentence: its flag, or its place in the file."""
+        """The name of a setting in a message: its flag, or its position in the file."""
         place = self.places.get(attribute)
         if place:
             return place
@@ -303,10 +303,10 @@ class KernelSettings(LocalhostSettings):
         return f"--{names[attribute]}"
 
     def check_times(self) -> None:
-        """No time is negative, and what is to be done again and again has one.
+        """Check that no time is negative, and that intervals fit together.
 
         Raises:
-            ConfigError: one sentence that names the flag, or the place in the file.
+            ConfigError: a time is invalid; the message names the flag, or the line in the file.
         """
         for declared in options_of(type(self)):
             value = declared.value_in(self)
@@ -319,8 +319,8 @@ class KernelSettings(LocalhostSettings):
             raise ConfigError(f"{self.named(f'{prefix}_sync_period_s')} must be more than 0")
         if self.min_sync_period_s > _LOOKED_AT_S:
             raise ConfigError(
-                f"{self.named(f'{self.mode}_min_sync_period_s')} must not be more than an hour:"
-                " everything is looked at that often"
+                f"{self.named(f'{self.mode}_min_sync_period_s')} must not be more than an hour,"
+                " the interval of full checks"
             )
         if self.min_sync_period_s > self.sync_period_s:
             raise ConfigError(
@@ -329,9 +329,9 @@ class KernelSettings(LocalhostSettings):
             )
 
     def unused_by_mode(self) -> Iterator[str]:
-        """What only another --proxy-mode would use; a sentence each.
+        """Messages about settings that only another --proxy-mode uses.
 
-        A file has a section for each mode, and says them all without meaning to.
+        A file is exempt: it has a section for every mode.
         """
         if self.places:
             return
@@ -343,4 +343,4 @@ class KernelSettings(LocalhostSettings):
             users = _USERS.get(attribute, (owner,))
             if self.mode not in users:
                 asked = " or ".join(f"--proxy-mode={each}" for each in users)
-                yield f"{self.named(attribute)} is ignored: it is only used if {asked}"
+                yield f"{self.named(attribute)} is ignored: only {asked} uses it"

@@ -1,8 +1,8 @@
-"""Settings of the node proxy about local traffic: how to tell packets of this node's own pods.
+"""Settings of the node proxy about local traffic: how to recognise packets of this node's own pods.
 
-The seed's flags, and kube-proxy's with their own meaning. What the detectors are is
-``isthmus.programs.node_proxy.rules.detectors``; whether other packages offer some is not known
-here.
+Isthmus' own flags, and kube-proxy's with their own meaning.
+``isthmus.programs.node_proxy.rules.detectors`` has the detectors; those of other packages are not
+known here.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from isthmus.programs.node_proxy.settings_kernel import NFTABLES, KernelSettings
 from isthmus.settings.options import OURS, option
 from isthmus.text.suggestions import nearest
 
-#: What kube-proxy calls modes of its own; the others are the seed's.
+#: kube-proxy's names of modes; the others are Isthmus' own.
 KUBE_MODES = ("ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix")
-# Those of either that mean the same, and may stand beside each other.
+# Pairs of names with the same meaning, which may be given together.
 _SAME = {("cluster-cidr", "ClusterCIDR"), ("node-cidr", "NodeCIDR")}
 _LOCAL = "Local traffic"
-_NAME_CHARS = 15  # linux/if.h: IFNAMSIZ is 16 with its end; iptables counts the + as well
+_NAME_CHARS = 15  # linux/if.h: IFNAMSIZ is 16 including NUL; iptables counts the + as well
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9_.@-]+", re.ASCII)
-# Of detectors' settings: the flag of each.
+# The flag of each detector setting.
 _FLAGS = {
     "cluster_cidrs": "cluster_cidr",
     "node_cidrs": "node_cidr",
@@ -42,7 +42,7 @@ _FLAGS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTrafficSettings(KernelSettings):
-    """What concerns local traffic; ``check_detector()`` says whether it makes sense."""
+    """Settings about local traffic; ``check_detector()`` checks them."""
 
     detect_local: str = option(
         "",
@@ -99,11 +99,11 @@ class LocalTrafficSettings(KernelSettings):
 
     @property
     def detector_mode(self) -> str:
-        """The detector's name, one of ours or of another package."""
+        """The detector's name, built in or of another package."""
         return self.detect_local or self.detect_local_mode or "cluster-cidr"
 
     def detector_settings(self, pod_cidrs: tuple[str, ...] = ()) -> DetectorSettings:
-        """What detectors are made from; ``pod_cidrs`` are the Node's."""
+        """The input of a detector; ``pod_cidrs`` are the Node's."""
         return DetectorSettings(
             cluster_cidrs=self._ranges("cluster_cidr"),
             node_cidrs=self._ranges("node_cidr"),
@@ -114,14 +114,14 @@ class LocalTrafficSettings(KernelSettings):
         )
 
     def _ranges(self, attribute: str) -> tuple[str, ...]:
-        # What another mode would use was not checked, and is not used.
+        # Values that only another mode uses are neither checked nor used.
         return _tidied(getattr(self, attribute))
 
     def check_ranges(self, attribute: str) -> None:
-        """Each text of a setting is a range.
+        """Check that every value of a setting is an address range.
 
         Raises:
-            ConfigError: one sentence that names the flag, or the place in the file.
+            ConfigError: a value is not; the message names the flag, or the line in the file.
         """
         for text in getattr(self, attribute):
             try:
@@ -130,10 +130,10 @@ class LocalTrafficSettings(KernelSettings):
                 raise ConfigError(f"{self.named(attribute)}: {text!r} {error}") from None
 
     def check_detector(self) -> None:
-        """The detector is one, and has what it needs.
+        """Check that the detector exists and has the settings it needs.
 
         Raises:
-            ConfigError: one sentence that names the flag, or the place in the file.
+            ConfigError: it does not; the message names the flag, or the line in the file.
         """
         ours, theirs = self.detect_local, self.detect_local_mode
         if theirs and theirs not in KUBE_MODES:
@@ -142,7 +142,7 @@ class LocalTrafficSettings(KernelSettings):
                 f" {KUBE_MODES[-1]}, not {theirs!r}{nearest(theirs, list(KUBE_MODES))}"
             )
         if ours in KUBE_MODES:
-            raise ConfigError(f"--detect-local does not know {ours}: --detect-local-mode={ours}")
+            raise ConfigError(f"--detect-local={ours} is kube-proxy's: use --detect-local-mode")
         if ours and theirs and (ours, theirs) not in _SAME:
             raise ConfigError(
                 f"--detect-local={ours} contradicts {self.named('detect_local_mode')}={theirs}"
@@ -166,19 +166,17 @@ class LocalTrafficSettings(KernelSettings):
         value = getattr(self, attribute)
         names = value if isinstance(value, tuple) else (value,) if value else ()
         if not names and mode != "bridge":
-            raise ConfigError(f"{self.named(attribute)} is empty, and {self._asked(mode)} needs it")
+            raise ConfigError(f"{self.named(attribute)} is empty: {self._asked(mode)} requires it")
         room = _NAME_CHARS - ("prefix" in attribute)
         for name in names:
             if not _NAME.fullmatch(name):
-                what = "the beginning of a name" if "prefix" in attribute else "the name"
+                what = "prefix of interface names" if "prefix" in attribute else "interface name"
                 hint = ", leave out the + at its end" if name.endswith(("+", "*")) else ""
-                raise ConfigError(
-                    f"{self.named(attribute)}: {name!r} is not {what} of an interface{hint}"
-                )
+                raise ConfigError(f"{self.named(attribute)}: {name!r} is not a valid {what}{hint}")
             if len(name) > room:
                 raise ConfigError(
-                    f"{self.named(attribute)}: {name!r} is longer than {room} characters, and no"
-                    " interface can have such a name"
+                    f"{self.named(attribute)}: {name!r} is too long for an interface:"
+                    f" at most {room} characters"
                 )
 
     def _check_pair(self, attribute: str) -> None:
@@ -186,16 +184,16 @@ class LocalTrafficSettings(KernelSettings):
         for family in IpFamily:
             if sum((":" in each) == (family is IpFamily.IPV6) for each in ranges) > 1:
                 raise ConfigError(
-                    f"{self.named(attribute)} has several {family.value} ranges, and"
-                    f" {self._asked('ClusterCIDR')} takes one of each family:"
-                    " --detect-local=cluster-cidr takes any number"
+                    f"{self.named(attribute)} has several {family.value} ranges, but"
+                    f" {self._asked('ClusterCIDR')} takes one per IP family:"
+                    " use --detect-local=cluster-cidr for more"
                 )
 
     def _check_mark(self) -> None:
         if self.masquerade_bit == BRIDGE_MARK_BIT:
             raise ConfigError(
                 f"{self.named('nftables_masquerade_bit')} cannot be {BRIDGE_MARK_BIT} with"
-                " --detect-local=bridge, which marks what comes from pods by that bit"
+                " --detect-local=bridge, which uses that bit to mark traffic of pods"
             )
 
     def _asked(self, mode: str) -> str:
@@ -203,15 +201,15 @@ class LocalTrafficSettings(KernelSettings):
         return f"{self.named('detect_local_mode') if kube else '--detect-local'}={mode}"
 
     def unused_values(self) -> Iterator[str]:
-        """What only another detector would use; a sentence each."""
+        """Messages about settings that only another detector uses."""
         mode = self.detector_mode
         if mode not in MODES:
-            return  # another package's: it is given everything
+            return  # another package's detector gets all settings
         for setting, attribute in _FLAGS.items():
             if getattr(self, attribute) and setting not in MODES[mode].uses:
                 users = [name for name, each in MODES.items() if setting in each.uses]
                 asked = " or ".join(dict.fromkeys(map(_mode_flag, users)))
-                yield f"{self.named(attribute)} is ignored: it is only used if {asked}"
+                yield f"{self.named(attribute)} is ignored: only {asked} uses it"
 
 
 def _mode_flag(mode: str) -> str:
@@ -219,7 +217,7 @@ def _mode_flag(mode: str) -> str:
 
 
 def _tidied(ranges: tuple[str, ...]) -> tuple[str, ...]:
-    """The ranges as rules write them, without what is none."""
+    """The ranges in canonical form, without invalid ones."""
     found = []
     for text in ranges:
         try:

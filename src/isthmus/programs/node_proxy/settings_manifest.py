@@ -1,4 +1,4 @@
-"""The settings of ``isthmus manifest node-proxy``: in which form, and under which names."""
+"""The settings of ``isthmus manifest node-proxy``: the form of the manifest, and names in it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from isthmus.values import HostPort
 
 FORMS = (DAEMON_SET, STATIC_POD, SYSTEMD)
 _GROUP = "Manifest"
-#: What means something in some forms only.
+#: Settings that apply to some forms only.
 _ONLY_IN = {
     "namespace": (DAEMON_SET, STATIC_POD),
     "image": (DAEMON_SET, STATIC_POD),
@@ -37,7 +37,7 @@ _ONLY_IN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeProxyManifestSettings:
-    """How a node proxy is to be run; ``validate()`` says whether it makes sense."""
+    """How to run a node proxy; ``validate()`` checks the settings."""
 
     GO: ClassVar = OURS
 
@@ -77,17 +77,17 @@ class NodeProxyManifestSettings:
 
     @property
     def api(self) -> HostPort | None:
-        """Where the API is for a daemonset, as far as it was said."""
+        """The API's address for a daemonset, if given."""
         return HostPort.parse(self.api_server) if self.api_server else None
 
     def validate(self) -> None:
-        """Look at each setting.
+        """Check each setting.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: a value is invalid; the message names the flag and says what to do.
         """
         if not self.form:
-            raise ConfigError(f"--as is missing: say {', '.join(FORMS[:-1])} or {FORMS[-1]}")
+            raise ConfigError(f"--as is required: use {', '.join(FORMS[:-1])} or {FORMS[-1]}")
         check_values(self)
         check_name("name", self.name)
         check_namespace(self.namespace)
@@ -101,7 +101,7 @@ class NodeProxyManifestSettings:
             raise ConfigError(f"--api-server: {error}") from error
 
     def warnings(self, given: Collection[str]) -> list[str]:
-        """What was given, by attribute, and means nothing in this form; each a sentence."""
+        """Warnings about settings, by attribute, that have no effect in this form."""
         return [
             f"--{attribute.replace('_', '-')} has no effect with --as={self.form}"
             for attribute, forms in _ONLY_IN.items()

@@ -1,7 +1,7 @@
 """What a node proxy would program, without a node: for render, explain and diff.
 
-Manifests, or what an API server lists once, become views; flags and the Node become settings of
-rules. Nothing of this machine is looked at but its name, and the kernel is left alone.
+Manifests, or one listing of an API server, become views; flags and the Node become rule settings.
+Of this machine only the name is used, and the kernel is not touched.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from isthmus.programs.node_proxy.rules.settings import RuleSettings
 from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 from isthmus.programs.node_proxy.settings import IPVS, NFTABLES, NodeProxySettings
 
-#: How long a list of everything may take.
+#: The time limit for listing everything.
 _LIST_S = 60.0
 _LOOPBACK = {IpFamily.IPV4: "127.0.0.1", IpFamily.IPV6: "::1"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What there is to be programmed on one node, and with which settings.
+    """What would be programmed on one node, and the settings of its rules.
 
-    ``here`` are the node's addresses, as far as its Node tells, without loopback ones; ``notes``
-    are sentences about what was left out.
+    ``here`` are the node's addresses known from its Node, without loopback addresses; ``notes`` are
+    messages about ignored objects.
     """
 
     settings: NodeProxySettings
@@ -57,7 +57,7 @@ class Snapshot:
 
     @property
     def families(self) -> list[IpFamily]:
-        """The families of which there is any Service; IPv4 if there is none at all."""
+        """The families that have Services; IPv4 if there are none."""
         found = [family for family, view in self.views.items() if view.ports]
         return found or [IpFamily.IPV4]
 
@@ -80,7 +80,7 @@ class Snapshot:
 
 
 def rules_of(snapshot: Snapshot, family: IpFamily) -> WalkableRules:
-    """The rules of a family to walk through."""
+    """The rules of a family, to walk packets through."""
     view, settings = snapshot.views[family], snapshot.rules[family]
     if snapshot.settings.mode == IPVS:
         made = plan(view, settings, snapshot.ipvs_options, snapshot.own(family))
@@ -93,11 +93,11 @@ def rules_of(snapshot: Snapshot, family: IpFamily) -> WalkableRules:
 
 
 def look(settings: NodeProxySettings) -> Snapshot:
-    """Read the manifests that the settings name or, without, ask the API server once; blocks.
+    """Read the manifests of the settings or, without manifests, list from the API server; blocks.
 
     Raises:
-        ConfigError: one cannot be read, is wrong, or something that is needed is missing.
-        KubeError: the API server does not answer as it should.
+        ConfigError: a manifest cannot be read or is invalid, or something is missing.
+        KubeError: the API server failed to answer.
     """
     if settings.manifests:
         return look_at(settings, Path(settings.manifests))
@@ -109,15 +109,15 @@ def look_at(settings: NodeProxySettings, path: Path) -> Snapshot:
     """Read manifests, a directory of them or one file; blocks.
 
     Raises:
-        ConfigError: one cannot be read, is wrong, or something that is needed is missing.
+        ConfigError: a manifest cannot be read or is invalid, or something is missing.
     """
     asked = settings.hostname_override.strip().lower()
     found = read_manifests([path], node_name=asked)
     if asked and found.nodes and found.node is None:
-        raise ConfigError(f"{path}: there is no Node {asked}, which --hostname-override names")
+        raise ConfigError(f"{path}: no Node {asked}, which --hostname-override names")
     if len(found.nodes) > 1 and found.node is None:
         names = ", ".join(sorted(node.name for node in found.nodes)[:5])
-        raise ConfigError(f"{path}: which Node is it, of {names}? --hostname-override says it")
+        raise ConfigError(f"{path}: several Nodes ({names}): choose one by --hostname-override")
     return _snapshot(settings, found, asked)
 
 
@@ -128,7 +128,7 @@ async def _listed(settings: NodeProxySettings, name: str) -> Manifests:
     except ConfigError as error:
         if settings.kubeconfig or settings.master:
             raise
-        raise ConfigError("say --manifests or --kubeconfig: this is not a pod") from error
+        raise ConfigError("--manifests or --kubeconfig is required: this is not a pod") from error
     try:
         sources = cluster_sources(kube.client, name)
         async with asyncio.timeout(_LIST_S):
@@ -137,7 +137,7 @@ async def _listed(settings: NodeProxySettings, name: str) -> Manifests:
             nodes = await sources.node.list()
             ranges = await _service_cidrs(sources.service_cidrs)
     except TimeoutError as error:
-        raise KubeError(f"the API did not list everything within {_LIST_S:.0f} s") from error
+        raise KubeError(f"the API server did not list everything within {_LIST_S:.0f} s") from error
     finally:
         await kube.close()
     node = next((each.value for each in nodes.items if each.value is not None), None)
@@ -153,7 +153,7 @@ async def _service_cidrs(source: ObjectSource[FoundCidrs]) -> tuple[str, ...]:
     try:
         found = await source.list()
     except KubeError as error:
-        if error.status != 404:  # clusters before 1.33 need not have them
+        if error.status != 404:  # clusters before 1.33 may not have the resource
             raise
         return ()
     return tuple(sorted({cidr for each in found.items for cidr in each.value or ()}))
@@ -193,9 +193,9 @@ def _detector(settings: NodeProxySettings, node: NodeObject) -> LocalTrafficDete
     mode = settings.detector_mode
     given = settings.detector_settings(node.pod_cidrs)
     if needs_pod_cidrs(mode, given) and not node.pod_cidrs:
-        way = ": --node-cidr says them" if mode == "node-cidr" else ""
+        way = ": set --node-cidr" if mode == "node-cidr" else ""
         raise ConfigError(
-            f"{mode} takes the podCIDRs of the Node {node.name}, and none are known{way}"
+            f"--detect-local={mode} uses the podCIDRs of the Node {node.name}, which has none{way}"
         )
     return find_detector(mode)(given)
 

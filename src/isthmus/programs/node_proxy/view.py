@@ -1,4 +1,4 @@
-"""What a node proxy looks like at one moment; what the fields mean is docs/snapshot.md."""
+"""A node proxy at one moment, for /snapshot; docs/snapshot.md describes the fields."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isthmus.frame.model.snapshot import EndedView, MemoryView, Totals, TunnelVi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyFamilyView:
-    """One IP family, as it is in the kernel. ``failures`` are those since the last sync worked."""
+    """One IP family in the kernel. ``failures`` counts those since the last successful sync."""
 
     family: str
     syncs: int
@@ -22,7 +22,7 @@ class ProxyFamilyView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalhostPortView:
-    """A node port on localhost. ``trouble`` is why it is not open, or who has it."""
+    """A node port on localhost. ``trouble`` is why it is not open, or the owner of the port."""
 
     address: str
     service: str
@@ -35,7 +35,7 @@ class LocalhostPortView:
 class NodeProxyView:
     """A whole node proxy. ``waiting_for`` is what its first rules wait for.
 
-    The tunnels, and what is with them, are those of node ports on localhost.
+    Tunnels and their fields are those of node ports on localhost.
     """
 
     kind: Literal["NodeProxySnapshot"] = "NodeProxySnapshot"

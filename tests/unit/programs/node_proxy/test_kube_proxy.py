@@ -105,10 +105,10 @@ def asked(pages: dict[str, str], redirect: str = "") -> list[str]:
 
 def test_ports_tell() -> None:
     assert asked({"/proxyMode": "nftables"}) == [
-        "http://127.0.0.1:PORT/proxyMode answers as it does"
+        "http://127.0.0.1:PORT/proxyMode answers like kube-proxy"
     ]
     health = '{"lastUpdated": "x", "currentTime": "y", "nodeEligible": true}'
-    assert asked({"/healthz": health}) == ["http://127.0.0.1:PORT/healthz answers as it does"]
+    assert asked({"/healthz": health}) == ["http://127.0.0.1:PORT/healthz answers like kube-proxy"]
 
 
 @pytest.mark.parametrize(

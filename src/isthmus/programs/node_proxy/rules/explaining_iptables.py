@@ -70,7 +70,7 @@ _TESTS: Mapping[str, Callable[[Flow, str], bool]] = {
 }
 _SET = "--match-set"
 #: The effect of a MASQUERADE target.
-MASQUERADED = "masquerade: the source becomes an address of this node"
+MASQUERADED = "masquerade (the source becomes an address of this node)"
 #: The comment of rules that accept health checks.
 HEALTH_CHECK = "health check node port"
 # Matches without an argument; and words without an effect, with the number of their arguments.

@@ -162,7 +162,7 @@ def networks(given: Iterable[str], note: ObjectNotes) -> tuple[str, ...]:
         if network:
             found.append(network)
         elif text.strip():
-            note(f"invalid source range: {cut(repr(text))}")
+            note(f"invalid network: {cut(repr(text))}")
     return tuple(found)
 
 

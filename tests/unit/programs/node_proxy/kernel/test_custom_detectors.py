@@ -102,10 +102,10 @@ def test_one_that_is_not_there() -> None:
 @pytest.mark.parametrize(
     ("name", "what"),
     [
-        ("words", "gives something else than LocalMatch values"),
-        ("empty", "fails: AttributeError: 'object' object has no attribute 'matches'"),
-        ("broken", "fails: ValueError: no licence"),
-        ("number", "cannot be called"),
+        ("words", "returned something other than LocalMatch values"),
+        ("empty", "failed: AttributeError: 'object' object has no attribute 'matches'"),
+        ("broken", "failed: ValueError: no licence"),
+        ("number", "is not callable"),
     ],
 )
 def test_one_that_is_wrong(name: str, what: str) -> None:

@@ -130,7 +130,7 @@ def test_a_port_in_use_is_said_once_and_tried_again(caplog: pytest.LogCaptureFix
             for _unused in range(3):
                 await ports.sync({WEB: port, CART: other}, {WEB: 1}, addresses=LOOPBACK)
             assert list(ports.failed) == [("127.0.0.1", port)]
-            said = [each for each in caplog.records if "cannot be opened" in each.message]
+            said = [each for each in caplog.records if "cannot open" in each.message]
             assert len(said) == 1
             assert (await client.get(f"http://127.0.0.1:{other}/")).status_code == 503
         await ports.sync({WEB: port, CART: other}, {WEB: 1}, addresses=LOOPBACK)

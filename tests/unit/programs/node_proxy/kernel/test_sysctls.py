@@ -83,8 +83,8 @@ def test_a_hash_table_that_is_large_enough_stays(kernel: Kernel) -> None:
 def test_what_cannot_be_set_is_said(kernel: Kernel) -> None:
     settings = NodeProxySettings(conntrack_max_per_core=0, conntrack_tcp_timeout_close_wait_s=0.0)
     assert kernel.sysctls.set_conntrack(settings, 2) == [
-        "net.netfilter.nf_conntrack_tcp_timeout_established cannot be set to 86400:"
-        " No such file or directory; what it was holds"
+        "cannot set net.netfilter.nf_conntrack_tcp_timeout_established to 86400:"
+        " No such file or directory; the current value stays"
     ]
 
 

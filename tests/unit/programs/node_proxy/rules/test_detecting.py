@@ -165,7 +165,7 @@ def test_ranges_are_tidied(text: str, tidy: str) -> None:
              "x/8", "10.0.0.0/8/8", "10.0.0.0/-1", "10.0.0.0/٣"],
 )  # fmt: skip
 def test_what_is_no_range(text: str) -> None:
-    with pytest.raises(ValueError, match=r"has no prefix length|is not a range"):
+    with pytest.raises(ValueError, match=r"has no prefix length|is not an address range"):
         tidy_range(text)
 
 

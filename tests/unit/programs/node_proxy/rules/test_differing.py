@@ -62,7 +62,7 @@ def test_endpoints_change() -> None:
     assert words(old, new) == [
         "ns/a:p changed: endpoint 10.180.0.7:80 added (on this node)",
         f"ns/a:p changed: endpoint {THERE} removed",
-        f"ns/a:p changed: endpoint {HERE} is elsewhere now",
+        f"ns/a:p changed: endpoint {HERE} is on another node now",
     ]
 
 
@@ -75,7 +75,7 @@ def test_the_last_endpoint_goes() -> None:
         f"ns/a:p changed: endpoint {HERE} removed",
         "ns/a:p changed: traffic is refused",
     ]
-    assert words(none, some)[-1] == "ns/a:p changed: traffic finds endpoints again"
+    assert words(none, some)[-1] == "ns/a:p changed: endpoints are available again"
 
 
 def test_nothing_here_any_more() -> None:
@@ -83,7 +83,7 @@ def test_nothing_here_any_more() -> None:
     new = view_of(backed("a", IP, [THERE], internal_local=True))
     assert words(old, new) == [
         f"ns/a:p changed: endpoint {HERE} removed",
-        "ns/a:p changed: internal traffic finds none on this node",
+        "ns/a:p changed: internal traffic has no endpoint on this node",
     ]
 
 

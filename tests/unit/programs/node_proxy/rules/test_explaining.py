@@ -178,7 +178,7 @@ def test_the_health_check_port_passes() -> None:
     found = asked("iptables", view, packet(OUTSIDE, NODE, 31000))
     assert found.verdict is PacketVerdict.UNTOUCHED
     assert (str(found.service), found.reached_by) == ("ns/a:p", "health check node port")
-    assert found.outcomes[0].steps[-1].does == "lets it pass, to a health check node port"
+    assert found.outcomes[0].steps[-1].does.startswith("accept")
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -188,7 +188,7 @@ def test_steps_are_the_rules_in_their_order(backend: str) -> None:
     first, second = (each.steps for each in found.outcomes)
     assert first[: found.shared_steps] == second[: found.shared_steps]
     assert first[found.shared_steps] != second[found.shared_steps]
-    sent = [number for number, step in enumerate(first) if step.does.startswith("sends it to")]
+    sent = [number for number, step in enumerate(first) if step.does.startswith("DNAT to")]
     marked = [number for number, step in enumerate(first) if step.marks]
     assert marked < sent
     assert "source" in first[-1].does
@@ -221,22 +221,22 @@ class ByDscp:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_match_that_nobody_knows_is_said(backend: str) -> None:
     view = view_of(backed("a", "172.30.0.1"))
-    with pytest.raises(ConfigError, match=r"cannot be explained, in the rule: .*dscp"):
+    with pytest.raises(ConfigError, match=r"cannot explain .* in the rule: .*dscp"):
         asked(backend, view, packet(OUTSIDE, "172.30.0.1"), detector=ByDscp())
 
 
 def test_rules_that_are_none_of_ours() -> None:
-    with pytest.raises(ConfigError, match="the match --tcp-flags cannot be explained"):
+    with pytest.raises(ConfigError, match="cannot explain the match --tcp-flags"):
         parse_rule("-p tcp --tcp-flags SYN,ACK SYN -j ACCEPT")
     reader = RuleReader("tcp flags syn accept", lambda container, key: None)
-    with pytest.raises(ConfigError, match="tcp cannot be explained"):
+    with pytest.raises(ConfigError, match="cannot explain tcp"):
         list(reader.read(_flow()))
 
 
 def test_nftables_rule_for_the_moment_of_a_change_is_known_and_never_a_way() -> None:
     rule = "meta l4proto tcp dnat to 10.180.1.1:80"
     (reading,) = RuleReader(rule, lambda container, key: None).read(_flow())
-    assert reading.does == ("sends it to 10.180.1.1:80",)
+    assert reading.does == ("DNAT to 10.180.1.1:80",)
     ends = ["10.180.1.1:80", "10.180.1.2:80"]
     found = asked(
         "nftables", view_of(backed("a", "172.30.0.1", ends)), packet(OUTSIDE, "172.30.0.1")
@@ -248,7 +248,7 @@ def test_nftables_rule_for_the_moment_of_a_change_is_known_and_never_a_way() -> 
 def test_a_chain_that_leads_to_itself_ends() -> None:
     from isthmus.programs.node_proxy.rules.explaining_flow import Continuation, RuleEffect
 
-    with pytest.raises(ConfigError, match="the chain a leads to itself"):
+    with pytest.raises(ConfigError, match="chain a jumps to itself"):
         list(walk(lambda name: [name],
                   lambda name, rule, flow: [RuleEffect(flow, Continuation.JUMP, "a")], "a",
                   _flow()))  # fmt: skip
@@ -306,7 +306,7 @@ def test_what_is_no_destination(text: str) -> None:
 def test_a_node_without_an_address() -> None:
     settings = RuleSettings(family=IpFamily.IPV4, detector=PODS, node_ip="127.0.0.1")
     place = ExplainedNode(view=view_of(), settings=settings, here=frozenset())
-    with pytest.raises(ConfigError, match="--bind-address says it"):
+    with pytest.raises(ConfigError, match="--bind-address"):
         packet_to(PacketTarget.parse("172.30.0.1:80"), "node", place)
     own = packet_to(PacketTarget.parse("127.0.0.1:30001"), "node", place)
     assert (own.source, own.origin) == ("127.0.0.1", Origin.NODE)

@@ -216,7 +216,7 @@ def test_what_is_wrong_is_left_out_and_said() -> None:
     assert port == ServicePort(
         key=PortKey(NAME, "fine", PortProtocol.TCP), cluster_ip=FOUR, port=80
     )
-    assert notes[0].startswith("Service ns/svc: not an address, as external IP: '1.2.3.400'")
+    assert notes[0] == "Service ns/svc: invalid external IP: '1.2.3.400'"
     assert len(notes) == 8
 
 
@@ -302,7 +302,7 @@ def test_service_cidrs_are_read() -> None:
     given = {"metadata": {"name": "kubernetes"}, "spec": {"cidrs": ["10.96.0.0/12", "x"]}}
     notes: list[str] = []
     assert read_service_cidrs(given, notes) == ("kubernetes", ("10.96.0.0/12",))
-    assert notes == ["ServiceCIDR kubernetes: not a network: 'x'"]
+    assert notes == ["ServiceCIDR kubernetes: invalid network: 'x'"]
     assert read_service_cidrs(b"5", []) is None
 
 
@@ -359,7 +359,7 @@ def test_clients_are_not_remembered_for_longer_than_the_api_allows(given: int) -
     notes: list[str] = []
     found = read_service(obj(sessionAffinity="ClientIP", sessionAffinityConfig=config), notes)
     assert found is not None and found.affinity_s == 86400
-    assert notes == [f"Service ns/svc: clients are remembered for 86400 s, not for {given}"]
+    assert [f" {given} s " in each and "86400 s" in each for each in notes] == [True]
 
 
 def test_a_balancer_of_which_no_source_range_can_be_read_is_not_open_to_all() -> None:
@@ -367,9 +367,7 @@ def test_a_balancer_of_which_no_source_range_can_be_read_is_not_open_to_all() ->
     given = obj(type="LoadBalancer", loadBalancerSourceRanges=["10.0.0.1", " "], top=BALANCER)
     found = read_service(given, notes)
     assert found is not None and found.load_balancer_ips == () and found.cluster_ips == (FOUR,)
-    assert notes == [
-        "Service ns/svc: not a network: '10.0.0.1'",
-        "Service ns/svc: its load balancer IPs are left out: no source range can be read",
-    ]
+    assert notes[0] == "Service ns/svc: invalid network: '10.0.0.1'"
+    assert "load balancer IPs ignored" in notes[1] and len(notes) == 2
     some = read(obj(type="LoadBalancer", loadBalancerSourceRanges=[" "], top=BALANCER))
     assert some.load_balancer_ips == ("8.8.8.8", "2001:db8::8")

@@ -131,7 +131,7 @@ def test_ports_without_a_number_or_name_are_ignored() -> None:
     found = read_slice(given, notes)
     assert found is not None
     assert found.ports == ()
-    assert notes == ["EndpointSlice ns1/svc1-1: a port without a name"]
+    assert notes == ["EndpointSlice ns1/svc1-1: port without a name"]
     # The API would have given a file's port the empty name.
     found = read_slice(given, [], from_file=True)
     assert found is not None
@@ -193,7 +193,7 @@ def test_bad_addresses_are_left_out_and_said() -> None:
     assert found is not None
     assert found.endpoints == (SliceEndpoint(address="10.0.0.1"),)
     assert len(notes) == 5
-    assert notes[2] == "EndpointSlice ns1/svc1-1: not an IPv4 address: 'x'"
+    assert notes[2] == "EndpointSlice ns1/svc1-1: invalid IPv4 address: 'x'"
 
 
 def test_ipv6_is_written_canonically() -> None:
