@@ -121,15 +121,15 @@ def test_a_wrong_file_is_one_line_and_changes_nothing(files: Path, tmp_path: Pat
         (files / "web.yaml").write_text("kind: Service\nmetadata: {")
         program.wait_log("cannot use the manifests")
         (files / "web.yaml").write_text("")
-        program.wait_log("is empty")
+        program.wait_log("empty file")
         (files / "twice.yaml").write_text(SERVICE)
-        program.wait_log("Service default/web is in")
+        program.wait_log("Service default/web is already defined")
         (files / "other.yaml").write_text(SERVICE.replace("web", "other").replace(".10,", ".13,"))
         (files / "twice.yaml").unlink()
         wait_rules(program, "--to-destination 10.1.0.7:8080", "-d 10.96.0.13/32")
-        assert program.log.count("not YAML") == 1
+        assert program.log.count("invalid YAML") == 1
         shutil.move(files, tmp_path / "away")
-        program.wait_log("manifests: cannot be listed: No such file")
+        program.wait_log("cannot list ")
         assert "10.96.0.10" in output("iptables-save")
         shutil.move(tmp_path / "away", files)
         (files / "web.yaml").write_text(SERVICE.replace("10.1.0.7", "10.1.0.9"))
@@ -140,7 +140,7 @@ def test_a_directory_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     with running(tmp_path) as program:
         assert program.wait_exit() == 2
         where = tmp_path / "manifests"
-        assert program.log == f"isthmus: {where}: cannot be listed: No such file or directory\n"
+        assert program.log == f"isthmus: cannot list {where}: No such file or directory\n"
 
 
 def test_without_a_node_flags_say_which(files: Path, tmp_path: Path) -> None:
@@ -155,9 +155,9 @@ def test_without_a_node_flags_say_which(files: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("web.yaml", "kind: Service\nmetadata: {", "web.yaml:3:1: not YAML"),
-        ("web.json", '{"kind": "Service"}', "web.json: apiVersion is missing"),
-        ("again.yaml", SERVICE, "web.yaml:1: Service default/web is in"),
+        ("web.yaml", "kind: Service\nmetadata: {", "web.yaml:3:1: "),
+        ("web.json", '{"kind": "Service"}', "web.json: no apiVersion"),
+        ("again.yaml", SERVICE, "web.yaml:1: Service default/web is already defined"),
     ],
 )
 def test_a_wrong_file_at_the_start_is_a_sentence(
@@ -244,10 +244,10 @@ clusterCIDR: 10.9.0.0/16
         wait_rules(program, "! -s 10.9.0.0/16")
         config.write_text(f"# the same\n{text}")
         config.write_text(text.replace("clusterCIDR", "clustrCIDR"))
-        program.wait_log("the settings read before stay in use")
+        program.wait_log("keeping the current settings")
         config.write_text(text.replace("10.9", "10.8"))
         assert program.wait_exit() == 1
-        assert "ending, to be started again" in program.log
+        assert "ending, to be restarted" in program.log
         assert "Traceback" not in program.log
         assert "10.9.0.0/16" in output("iptables-save")
 

@@ -112,8 +112,8 @@ def test_a_port_that_is_taken_is_said_with_its_owner_and_tried_again(
     proxy.write(web=web("10.96.0.10", 30080, [A]), two=web("10.96.0.11", 30082, [A], name="two"))
     program = proxy.start()
     with other:
-        program.wait_log("a node port on localhost is taken")
-        (line,) = [it for it in program.log.splitlines() if "localhost is taken" in it]
+        program.wait_log("node port on localhost is in use")
+        (line,) = [it for it in program.log.splitlines() if "localhost is in use" in it]
         assert 'service="default/web"' in line
         assert f"({os.getpid()})" in line
         assert "of user root" in line
@@ -121,7 +121,7 @@ def test_a_port_that_is_taken_is_said_with_its_owner_and_tried_again(
         assert f"({os.getpid()})" in ports()["127.0.0.1:30080"]["trouble"]
         assert page("/readyz", 10256)[0] == 200
     wait_until(lambda: curl("127.0.0.1:30080") == A, "the port once it is free")
-    assert program.log.count("localhost is taken") == 1
+    assert program.log.count("localhost is in use") == 1
 
 
 def test_open_connections_outlive_their_service_and_a_drain(proxy: LocalhostProxy) -> None:

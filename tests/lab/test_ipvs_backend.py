@@ -474,13 +474,13 @@ def test_several_matches(bed: Bed) -> None:
 
 def test_what_is_missing_is_said(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     without = IpvsBackend(V4, table=bed.table, kernel=Sysctls(tmp_path / "nowhere"))
-    with pytest.raises(ConfigError, match=r"net\.ipv4\.vs\.conntrack cannot be set to 1"):
+    with pytest.raises(ConfigError, match=r"cannot set net\.ipv4\.vs\.conntrack to 1"):
         bed.start(without)
-    with pytest.raises(ConfigError, match=r"no scheduler 'nonsense' .the module ip_vs_nonsense"):
+    with pytest.raises(ConfigError, match=r"no scheduler 'nonsense' .module ip_vs_nonsense"):
         bed.start(IpvsBackend(V4, table=bed.table, options=IpvsOptions(scheduler="nonsense")))
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path))
-        with pytest.raises(ConfigError, match=r"ipset cannot be run: .*: install it, or use"):
+        with pytest.raises(ConfigError, match=r"cannot run ipset: .*: install it, or use"):
             bed.start(bed.backend(V4))
         assert inside(bed.name, bed.backend(V4).cleanup) == []
     if kernel_has_ipvs(bed):
@@ -488,8 +488,8 @@ def test_what_is_missing_is_said(bed: Bed, tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ConfigError) as caught:
         bed.start(IpvsBackend(V4, kernel=Sysctls(tmp_path)))
     assert str(caught.value) == (
-        "--proxy-mode=ipvs: the kernel has no IPVS (the module ip_vs is missing or may not be"
-        " used): load it, or use --proxy-mode=nftables or --proxy-mode=iptables"
+        "--proxy-mode=ipvs: the kernel has no IPVS (module ip_vs is missing or not"
+        " permitted): load it, or use --proxy-mode=nftables or --proxy-mode=iptables"
     )
 
 

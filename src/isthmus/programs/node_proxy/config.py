@@ -38,7 +38,7 @@ def read_settings(given: Mapping[str, Sequence[str]]) -> NodeProxySettings:
     settings = load(NodeProxySettings, given, os.environ)
     vain = given_in_vain(NodeProxySettings, given)
     if vain:
-        click.echo(f"isthmus: flags without effect: {', '.join(vain)}", err=True)
+        click.echo(f"isthmus: these flags have no effect here: {', '.join(vain)}", err=True)
     if settings.config:
         settings = read_config(settings)
         lost = overruled([name for name, texts in given.items() if texts])
