@@ -450,7 +450,7 @@ def test_where_addresses_are_is_said(bed: Bed, caplog: pytest.LogCaptureFixture)
     backend = bed.backend(V4)
     bed.start(backend)
     bed.sync(backend, view(V4, 0), settings(V4))
-    said = [each for each in caplog.records if "are put on lo" in each.message]
+    said = [each for each in caplog.records if "to lo instead" in each.message]
     assert bed_device(bed) == ("lo" if said else "kube-ipvs0")
     if said:
         (line,) = bed.run("ip", "-o", "addr", "show", "to", "172.30.0.5").splitlines()
