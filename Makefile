@@ -12,7 +12,7 @@ APART   := $(if $(filter-out 0,$(JOBS)),--tx '$(JOBS)*popen//python=tests/apart'
 WHERE    = $(if $(filter tests/%,$(ARGS)),,$(1))
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
-.PHONY: help dev run test check docs format bench fuzz hold interop lab nightly reference proto dist image lock changelog clean
+.PHONY: help dev run test check docs format bench fuzz hold interop lab nightly reference proto dist image lock changelog release clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -85,7 +85,7 @@ proto: dev ## Regenerate the messages from their .proto files
 	$(PY) -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/isthmus/wire/link.proto src/isthmus/wire/konnectivity.proto src/isthmus/wire/kep1281.proto src/isthmus/wire/pprof.proto
 
 # The time that files in dist/ have: of the last commit, so that building again gives the same bytes.
-dist image: export SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),315532800)
+dist image release: export SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format=%ct 2>/dev/null),315532800)
 dist: dev ## Build the wheel and the source distribution, in dist/
 	rm -rf dist
 	$(PY) -m build --no-isolation --outdir dist .
@@ -99,6 +99,9 @@ lock: dev ## Write the packages of the image with their hashes, from pyproject.t
 changelog: dev ## Show what is new since the last release; VERSION=1.2.3 makes it that version's
 	$(if $(VERSION),$(PY) tools/set-version $(VERSION))
 	$(VENV)/bin/towncrier build $(if $(VERSION),--version $(VERSION) --yes,--version next --draft)
+
+release: dev ## Check what a release needs and fill dist/; ARGS=--rehearsal before all is committed, ARGS=--tag tags it
+	PYTHONPATH=tools:tests/interop $(PY) -m release $(ARGS)
 
 clean: ## Remove what was built
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist build/docs

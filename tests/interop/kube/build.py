@@ -138,6 +138,16 @@ def build_etcd(say: Say) -> Path:
     return _ETCD.directory / "etcd"
 
 
+def build_helm(say: Say) -> Path:
+    """Build Helm alone.
+
+    Raises:
+        NotBuiltError: there is no Go, or it failed.
+    """
+    _make((_HELM,), say)
+    return _HELM.directory / "helm"
+
+
 def _make(targets: Sequence[_Target], say: Say) -> None:
     if all(target.done for target in targets):
         return
