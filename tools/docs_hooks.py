@@ -1,4 +1,4 @@
-"""What mkdocs does with our pages besides its own: table cells with a pipe, and links to the code.
+"""What mkdocs does with our pages besides its own: table cells with a pipe, and edit links.
 
 Pages are read on a code host as well, where a pipe within a table is written ``\\|`` even in code;
 mkdocs would show the backslash.
@@ -10,6 +10,12 @@ import re
 from typing import Any
 
 _CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
+
+
+def on_config(config: Any) -> Any:
+    """Have edit links where the repository's address is known (DOCS_REPO_URL), else none."""
+    config.edit_uri = "edit/main/docs/" if config.repo_url else ""
+    return config
 
 
 def on_page_content(html: str, **_: Any) -> str:

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from container.building import NotBuiltError, command, why_not
+from kube.build import KUBERNETES, build_helm
 from kube.build import NotBuiltError as NoHelmError
-from kube.build import build_helm
 
 from release import bill
 from release.image import Unpacked, unpack
@@ -296,7 +296,8 @@ def chart(work: Work) -> str:
         raise ReleaseError(f"helm is not installed and cannot be built: {error}") from error
     place = work.root / "deploy/helm/isthmus"
     work.logged("chart", [helm, "lint", "--strict", place])
-    text = work.logged("chart", [helm, "template", "isthmus", place])
+    render = [helm, "template", f"--kube-version={KUBERNETES}", "isthmus", place]
+    text = work.logged("chart", render)
     objects = len(re.findall(r"^kind: ", text, re.M))
     if not objects:
         raise ReleaseError("helm template rendered no object")
