@@ -66,7 +66,7 @@ def test_the_topologies() -> None:
 
 def test_the_rules() -> None:
     """As python -c "from isthmus.hosting.plan import ..." prints them, without the last column."""
-    assert between("rules of v1alpha1") == re.sub(r" [^|]*\|$", "", table(RULES), flags=re.M)
+    assert between("rules of v1alpha1") == re.sub(r"[^|]*\|$", "", table(RULES), flags=re.M)
 
 
 def test_what_the_commands_print() -> None:
