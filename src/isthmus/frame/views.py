@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 
 from isthmus.frame.model.history import Tally
@@ -100,6 +101,7 @@ def tally(metrics: ProgramMetrics, *, tunnels: int) -> Tally:
     return Tally(
         dials=metrics.dials.count + sum(failures.values()),
         failures=failures,
+        dial_times=dict(zip((*metrics.dials.bounds, math.inf), metrics.dials.counts, strict=True)),
         bytes_to_target=to_target,
         bytes_to_client=to_client,
         tunnels=tunnels,

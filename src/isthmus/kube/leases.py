@@ -29,11 +29,11 @@ from isthmus.kube.rules_leases import (
     RENEW_S,
     Doomed,
     Lease,
-    addresses,
     count_valid,
     expired,
     lease_name,
     next_expiry,
+    servers,
     to_selector,
 )
 from isthmus.logs import log
@@ -276,13 +276,14 @@ class LeaseCounter:
         selector: str,
         changed: Callable[[int], None],
         metrics: CounterMetrics,
-        found: Callable[[Mapping[ServerId, HostPort]], None] | None = None,
+        found: Callable[[Mapping[ServerId, HostPort | None]], None] | None = None,
         timing: WatchTiming = _TIMING,
         now: Callable[[], float] = time.time,
     ) -> None:
         """``changed`` is called with the count when it changes, and the first time.
 
-        ``found`` is called likewise, before that, with the servers whose Leases have an address.
+        ``found`` is called likewise, before that, with the servers that have a Lease, and the
+        addresses of those whose Lease has one.
         """
         self._leases = leases
         self._selector = selector
@@ -294,7 +295,7 @@ class LeaseCounter:
         self._outage = Outage("counting leases", cap_s=_CAP_S, first_s=timing.first_retry_s)
         self._known: dict[str, Lease] = {}
         self._count: int | None = None
-        self._addresses: Mapping[ServerId, HostPort] = {}
+        self._servers: Mapping[ServerId, HostPort | None] = {}
         self._heard = False
         self._timer: asyncio.TimerHandle | None = None
 
@@ -404,10 +405,10 @@ class LeaseCounter:
             loop = asyncio.get_running_loop()
             self._timer = loop.call_later(ends - now + _TICK_S, self._recount)
         if self._found is not None:
-            where = addresses(self._known.values(), now=now)
-            if where != self._addresses:
-                self._addresses = where
-                self._found(where)
+            there = servers(self._known.values(), now=now)
+            if there != self._servers:
+                self._servers = there
+                self._found(there)
         count = count_valid(self._known.values(), now=now)
         if count != self._count:
             self._count = count

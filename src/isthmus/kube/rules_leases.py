@@ -87,15 +87,20 @@ def count_valid(leases: Iterable[Lease], *, now: float) -> int:
     return max(1, sum(lease.is_valid(now=now) for lease in leases))
 
 
-def addresses(leases: Iterable[Lease], *, now: float) -> dict[ServerId, HostPort]:
-    """The published agent addresses of the servers; invalid ones are skipped."""
-    found: dict[ServerId, HostPort] = {}
+def servers(leases: Iterable[Lease], *, now: float) -> dict[ServerId, HostPort | None]:
+    """The servers with a valid Lease, and where other servers reach their agent port.
+
+    The address is None where the Lease has none, or none that can be read.
+    """
+    found: dict[ServerId, HostPort | None] = {}
     for lease in leases:
-        if lease.agent_address and lease.is_valid(now=now) and is_askable(lease.holder):
-            try:
-                found[ServerId(lease.holder)] = HostPort.parse(lease.agent_address)
-            except ValueError:
-                continue  # one invalid address must not hide the others
+        if not lease.is_valid(now=now) or not is_askable(lease.holder):
+            continue
+        try:
+            address = HostPort.parse(lease.agent_address) if lease.agent_address else None
+        except ValueError:
+            address = None
+        found[ServerId(lease.holder)] = address
     return found
 
 

@@ -438,10 +438,10 @@ class PeerLink(ServerLink):
     The connection is made as an agent makes it, to the same port, under a separate ALPN name.
     One hop at most: dials on such a link are for the other server's own agents, and it opens
     nothing here. dial/dialers/through_agent.py chooses when to use which link.
-    ``agents`` tells whether the other server has any.
+    ``agents`` is how many agents the other server reported.
     """
 
-    agents = False
+    agents = 0
 
     def choose_talk(self, alpn: str | None) -> MuxAgentTalk:
         """Our own protocol, and only with a server that relays.
@@ -456,7 +456,7 @@ class PeerLink(ServerLink):
     @property
     def can_relay(self) -> bool:
         """Whether the other server could relay a dial now, as far as known."""
-        return self.agents and self.takes_dials
+        return self.agents > 0 and self.takes_dials
 
 
 class MuxPeerTalk(MuxAgentTalk):
@@ -471,7 +471,7 @@ class MuxPeerTalk(MuxAgentTalk):
     def told(self, message: Control) -> None:
         """Also handle the number of the other server's agents."""
         if message.HasField("load"):
-            self._peer_link.agents = message.load.agents > 0
+            self._peer_link.agents = message.load.agents
         else:
             super().told(message)
 

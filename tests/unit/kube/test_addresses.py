@@ -15,12 +15,13 @@ from fakeapi import FakeApi, running, until, with_api
 from isthmus.frame.lifecycle import Lifecycle
 from isthmus.frame.observe.program import LeaseMetrics
 from isthmus.kube.leases import LeaseCounter, LeaseKeeper
-from isthmus.kube.rules_leases import ADDRESS_ANNOTATION, Lease, addresses
+from isthmus.kube.rules_leases import ADDRESS_ANNOTATION, Lease, servers
 from isthmus.programs.agent import PROGRAM
 from isthmus.programs.agent.server_links import ServerLinks
 from isthmus.programs.agent.settings import AgentSettings
 from isthmus.programs.server import PROGRAM as SERVER
 from isthmus.programs.server.dials import ServerDials
+from isthmus.programs.server.hand_on import Peers
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.settings.options import compose
 from isthmus.tools.pki import making as pki
@@ -39,8 +40,8 @@ def lease(holder: str, address: str, renewed_at: float | None = 100.0) -> Lease:
     )
 
 
-def test_only_valid_leases_that_make_sense_give_an_address() -> None:
-    found = addresses(
+def test_a_valid_lease_is_a_server_and_only_a_readable_address_is_one() -> None:
+    found = servers(
         [
             lease("a", "10.0.0.1:8091"),
             lease("b", "[2001:db8::1]:8091"),
@@ -53,14 +54,31 @@ def test_only_valid_leases_that_make_sense_give_an_address() -> None:
         ],
         now=110.0,
     )
-    assert found == {"a": HostPort("10.0.0.1", 8091), "b": HostPort("2001:db8::1", 8091)}
+    a, b = HostPort("10.0.0.1", 8091), HostPort("2001:db8::1", 8091)
+    assert found == {"a": a, "b": b, "go": None, "odd": None}
+
+
+def test_a_server_knows_others_by_flag_lease_and_worker_and_asks_those_with_an_address() -> None:
+    at = HostPort("10.0.0.1", 8091)
+    peers = Peers(ServerId("me"), {ServerId("named"): at}, siblings=[ServerId("me-1")])
+    found = {"me": None, "me-1": None, "named": None, "leased": at, "go": None}
+    assert peers.leased({ServerId(name): address for name, address in found.items()})
+    assert [(it.server_id, it.known_by, it.address) for it in peers.views()] == [
+        ("go", "lease", ""),
+        ("leased", "lease", "10.0.0.1:8091"),
+        ("me-1", "worker", ""),
+        ("named", "flag", "10.0.0.1:8091"),
+    ]
+    assert set(peers.addresses) == {"leased", "named"}
+    # Agents are told only of servers that they can be handed on to.
+    assert peers.ids == ("leased", "me", "me-1", "named")
 
 
 class Following:
     """A counter, and every set of addresses and count that it told, in order."""
 
     def __init__(self, api: FakeApi) -> None:
-        self.told: list[Mapping[ServerId, HostPort] | int] = []
+        self.told: list[Mapping[ServerId, HostPort | None] | int] = []
         self.counter = LeaseCounter(
             api.open().leases("kube-system"),
             selector="k8s-app=konnectivity-server",
@@ -84,18 +102,19 @@ def test_servers_hear_of_each_other(tmp_path: Path) -> None:
     async def test(api: FakeApi) -> None:
         following = Following(api)
         first, second = keeper(api, "a", "10.0.0.1:8091"), keeper(api, "go")
-        a = {"a": HostPort("10.0.0.1", 8091)}
+        a: dict[ServerId, HostPort | None] = {ServerId("a"): HostPort("10.0.0.1", 8091)}
+        both = {**a, ServerId("go"): None}
         async with running(following.counter.run()):
             await until(lambda: following.told == [1])
             async with running(first.run()):
                 await until(lambda: following.told == [1, a])
                 # The first Lease does not change the count: somebody was there all along.
                 async with running(second.run()):
-                    await until(lambda: following.told == [1, a, 2])
+                    await until(lambda: following.told == [1, a, both, 2])
                 await second.stop()
-                await until(lambda: following.told == [1, a, 2, 1])
+                await until(lambda: following.told == [1, a, both, 2, a, 1])
             await first.stop()
-            await until(lambda: following.told == [1, a, 2, 1, {}])
+            await until(lambda: following.told == [1, a, both, 2, a, 1, {}])
 
     with_api(tmp_path, test)
 

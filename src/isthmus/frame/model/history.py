@@ -1,11 +1,12 @@
 """The last hour of a program in steps of ten seconds: dials, failures, bytes, what is open.
 
-Whoever has a clock calls ``take`` with the totals since the start; what is kept is the difference
-from one step to the next. Bounded: the oldest step makes room.
+A caller with a clock passes the totals since the start to ``take``; the history keeps the
+difference from one step to the next. It is bounded: the oldest step is dropped.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,15 +21,24 @@ STEPS = 360
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What a program has counted since its start, and what it has open now."""
+    """What a program has counted since its start, and what it has open now.
+
+    ``dial_times`` counts dials that succeeded, by the upper bound of their histogram bucket in
+    seconds; every bucket is in it.
+    """
 
     dials: int = 0
     failures: Mapping[str, int] = field(default_factory=dict)
+    dial_times: Mapping[float, int] = field(default_factory=dict)
     bytes_to_target: int = 0
     bytes_to_client: int = 0
     tunnels: int = 0
     agents: int = 0
     links: int = 0
+
+
+#: Some dials whose time is above the first number and at most the second; None has no limit.
+DialTimes = tuple[float, float | None, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +54,11 @@ class HistoryStep:
     tunnels: int
     agents: int
     links: int
+    dial_times: tuple[DialTimes, ...] = ()
 
 
 class History:
-    """The last steps, oldest first, numbered from 1: a reader finds what is new."""
+    """The last steps, oldest first, numbered from 1, which tells a reader what is new."""
 
     __slots__ = ("_before", "_steps", "taken")
 
@@ -77,12 +88,24 @@ class History:
                 tunnels=tally.tunnels,
                 agents=tally.agents,
                 links=tally.links,
+                dial_times=_new_dials(before.dial_times, tally.dial_times),
             )
         )
 
     def steps(self, after: int = 0) -> tuple[HistoryStep, ...]:
         """The steps kept, oldest first, that come after this number."""
         return tuple(step for step in self._steps if step.number > after)
+
+
+def _new_dials(before: Mapping[float, int], after: Mapping[float, int]) -> tuple[DialTimes, ...]:
+    """The buckets that grew, each with its bounds: a reader needs no table of buckets."""
+    found: list[DialTimes] = []
+    above = 0.0
+    for bound, count in sorted(after.items()):
+        if new := count - before.get(bound, 0):
+            found.append((above, None if bound == math.inf else bound, new))
+        above = bound
+    return tuple(found)
 
 
 def step_json(step: HistoryStep) -> dict[str, Any]:
@@ -92,6 +115,7 @@ def step_json(step: HistoryStep) -> dict[str, Any]:
         "time": to_json(step.time),
         "dials": step.dials,
         "failures": dict(step.failures),
+        "dialTimes": [list(times) for times in step.dial_times],
         "bytesToTarget": step.bytes_to_target,
         "bytesToClient": step.bytes_to_client,
         "tunnels": step.tunnels,

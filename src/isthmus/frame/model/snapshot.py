@@ -121,14 +121,15 @@ class AgentView:
 @merges(
     # What is wrong with one of the links is what is to be seen.
     lead=lambda row: row.state is not LinkState.STUCK,
-    server_id=KEY, direction=KEY, address=SAME, identity=SAME, state=SAME, agents=MAX, streams=SUM,
-    age_s=MAX, rtt_s=MIN,
+    server_id=KEY, direction=KEY, address=SAME, identity=SAME, state=SAME, agents=MAX,
+    agent_count=MAX, streams=SUM, age_s=MAX, rtt_s=MIN,
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayView:
     """A link by which one server passes dials to the agents of another; ``to`` it, or from it.
 
-    ``agents``: the other server says that it has some, which only that side says.
+    ``agents``: the other server reported agents, and ``agent_count`` how many; only a link ``to``
+    a server carries that.
     """
 
     server_id: ServerId
@@ -137,9 +138,24 @@ class RelayView:
     identity: str
     state: LinkState
     agents: bool
+    agent_count: int = 0
     streams: int
     age_s: float
     rtt_s: float | None
+
+
+@merges(server_id=KEY, known_by=SAME, address=SAME)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownServerView:
+    """Another server of the installation: from what it is known, and where its agent port is.
+
+    ``known_by`` is ``lease``, ``flag``, or ``worker`` for the other workers of one program.
+    ``address`` is empty where it is not known.
+    """
+
+    server_id: ServerId
+    known_by: str
+    address: str
 
 
 @merges(name=KEY, way=SAME, agents=MAX)
@@ -291,11 +307,15 @@ class MemoryView:
 
 @merges(
     PROGRAM_RULES, server_id=SAME, networks=ROWS, agents=ROWS, links=CONCAT, relays=ROWS,
-    feature_gates=SAME, allowed_destinations=SAME,
+    server_count=MAX, other_servers=ROWS, feature_gates=SAME, allowed_destinations=SAME,
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
-    """A whole server. ``truncated`` tunnels were left out to stay inside the asked limit."""
+    """A whole server. ``truncated`` tunnels were left out to stay inside the asked limit.
+
+    ``server_count`` is how many servers there are, as agents are told; ``other_servers`` are those
+    of them, besides this one, of which the id is known.
+    """
 
     kind: Literal["ServerSnapshot"] = "ServerSnapshot"
     server_id: ServerId
@@ -308,6 +328,8 @@ class ServerView:
     agents: tuple[AgentView, ...]
     links: tuple[LinkView, ...]
     relays: tuple[RelayView, ...] = ()
+    server_count: int = 1
+    other_servers: tuple[KnownServerView, ...] = ()
     tunnels: tuple[TunnelView, ...]
     truncated: int = 0
     recent_endings: tuple[EndedView, ...] = ()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -24,7 +24,7 @@ from isthmus.frame.admin.answers import HEADERS, Check, Handler, Routes, json_re
 from isthmus.frame.admin.debug_routes import PREFIX, debug_routes
 from isthmus.frame.admin.routes import METRICS_TYPE, OPEN_METRICS_TYPE
 from isthmus.frame.model.history import Tally
-from isthmus.frame.model.merge import merge_values
+from isthmus.frame.model.merge import Merge, merge_numbers, merge_values
 from isthmus.frame.model.snapshot import LinkView, ProgramView, Totals
 from isthmus.frame.observe.counters import merge_table
 from isthmus.frame.program import Program
@@ -35,9 +35,10 @@ from isthmus.values import TunnelId
 
 _LONGEST_PROFILE_S = 310.0
 _WORKERS = 100
-#: So many numbers a life of a worker has; more than it could use.
+#: Numbers for each life of a worker; more than it could use.
 _LIFE = 10**9
 MOST_ENDINGS = 100
+_K = TypeVar("_K", str, float)
 
 
 class Operating:
@@ -278,16 +279,24 @@ def _no_worker() -> web.Response:
 
 
 def _together(each: Sequence[Tally]) -> Tally:
-    reasons = {reason for tally in each for reason in tally.failures}
     return Tally(
         dials=sum(tally.dials for tally in each),
-        failures={why: sum(it.failures.get(why, 0) for it in each) for why in reasons},
+        failures=_summed([tally.failures for tally in each]),
+        dial_times=_summed([tally.dial_times for tally in each]),
         bytes_to_target=sum(tally.bytes_to_target for tally in each),
         bytes_to_client=sum(tally.bytes_to_client for tally in each),
         tunnels=sum(tally.tunnels for tally in each),
         agents=max((tally.agents for tally in each), default=0),
         links=sum(tally.links for tally in each),
     )
+
+
+def _summed(each: Sequence[Mapping[_K, int]]) -> dict[_K, int]:
+    """Add up counts by key, which is the merge rule of counters and of histogram buckets."""
+    keys = {key for counts in each for key in counts}
+    return {
+        key: int(merge_numbers(Merge.SUM, [counts.get(key, 0) for counts in each])) for key in keys
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -148,6 +148,8 @@ class AgentLinks(Part):
         within = self._networks.name_by_link()
         return {
             "agents": tuple(agent_view(links, within) for links in by_agent.values()),
+            "server_count": self._door.server_count,
+            "other_servers": self._door.peers.views(),
             "links": tuple(
                 link_view(link, link.agent_id, now)
                 for link in self._door.links

@@ -258,15 +258,18 @@ class AgentDoor:
         for link in list(self.links):
             link.tell_membership()
 
-    def _membership(self) -> Membership:
-        ids = self.peers.ids
+    @property
+    def server_count(self) -> int:
+        """How many servers there are, as agents are told."""
         count = self._settings.announced_count if self._count is None else self._count
         # Never fewer than are named: an agent that believed it would not look for the rest.
-        count = max(count, len(ids))
+        return max(count, len(self.peers.ids))
+
+    def _membership(self) -> Membership:
         return Membership(
             server_id=self._id,
-            server_count=count,
-            servers=ids,
+            server_count=self.server_count,
+            servers=self.peers.ids,
             features=self._settings.gates.features,
         )
 

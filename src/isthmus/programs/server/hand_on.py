@@ -22,6 +22,7 @@ from typing import Any
 
 from isthmus.dial.dialers.direct import DirectDial, DirectDialer
 from isthmus.errors import DialFailure
+from isthmus.frame.model.snapshot import KnownServerView
 from isthmus.links.link import GOODBYE_S, HANDSHAKE_S, keep_queue_short
 from isthmus.logs import OncePer
 from isthmus.net.connection_gate import source_of
@@ -57,6 +58,7 @@ class Peers:
         self._siblings = frozenset(siblings)
         self._named = dict(named)
         self._all = dict(named)
+        self._leased: Mapping[ServerId, HostPort | None] = {}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -79,10 +81,27 @@ class Peers:
         """Where another server's agent port is; None for ourselves and for strangers."""
         return self._all.get(ServerId(server_id))
 
-    def leased(self, found: Mapping[ServerId, HostPort]) -> bool:
-        """Leases say who there is; True if that makes a difference. What flags say wins."""
+    def views(self) -> tuple[KnownServerView, ...]:
+        """Show every other server that is known, and from what."""
+        found = dict.fromkeys(self._leased, "lease")
+        found.update(dict.fromkeys(self._named, "flag"))
+        found.pop(self._own, None)
+        found.update(dict.fromkeys(self._siblings, "worker"))
+        return tuple(
+            KnownServerView(
+                server_id=server_id,
+                known_by=known_by,
+                address=str(self._named.get(server_id) or self._leased.get(server_id) or ""),
+            )
+            for server_id, known_by in sorted(found.items())[:_MOST_TOLD]
+        )
+
+    def leased(self, found: Mapping[ServerId, HostPort | None]) -> bool:
+        """Take the servers that have a Lease; True if the addresses changed. Flags win."""
         before = self._all
-        self._all = {**found, **self._named}
+        self._leased = dict(found)
+        there = {server_id: address for server_id, address in found.items() if address is not None}
+        self._all = {**there, **self._named}
         for known in (self._own, *self._siblings):
             self._all.pop(known, None)
         return self._all != before

@@ -72,7 +72,7 @@ class ServerKube(Part):
             metrics=metrics.leases,
         )
 
-    def _peers_found(self, found: Mapping[ServerId, HostPort]) -> None:
+    def _peers_found(self, found: Mapping[ServerId, HostPort | None]) -> None:
         if self._door.peers.leased(found):
             self._door.tell_membership()
 

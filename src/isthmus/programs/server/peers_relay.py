@@ -168,16 +168,13 @@ class Relays(Part):
         return {
             "relays": (
                 *(_shown(it, it.server_id, "to", agents=it.agents, now=now) for it in to),
-                *(
-                    _shown(it, it.agent_id, "from", agents=False, now=now)
-                    for it in self._door.relays
-                ),
+                *(_shown(it, it.agent_id, "from", agents=0, now=now) for it in self._door.relays),
             )
         }
 
 
 def _shown(
-    link: Link, server_id: str, direction: Literal["to", "from"], *, agents: bool, now: float
+    link: Link, server_id: str, direction: Literal["to", "from"], *, agents: int, now: float
 ) -> RelayView:
     return RelayView(
         server_id=ServerId(server_id),
@@ -185,7 +182,8 @@ def _shown(
         address=link.peer_address,
         identity=str(link.identity),
         state=state_of(link),
-        agents=agents,
+        agents=agents > 0,
+        agent_count=agents,
         streams=link.load,
         age_s=now - link.opened_at,
         rtt_s=round_trip_s(link),

@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import logging
+import math
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
@@ -54,12 +55,15 @@ async def json_of(ask: Ask, path: str, **options: Any) -> Any:
 def test_the_history_is_what_each_step_added() -> None:
     history = History()
     at = datetime(2026, 11, 16, 12, 0, tzinfo=UTC)
-    history.take(Tally(dials=3, failures={"timed out": 1}, bytes_to_target=5, tunnels=2), at=at)
+    times = {0.1: 2, 0.5: 0, math.inf: 0}
     history.take(
-        Tally(
-            dials=4, failures={"timed out": 1, "denied by policy": 1}, bytes_to_target=9, links=1
-        ),
+        Tally(dials=3, failures={"timed out": 1}, dial_times=times, bytes_to_target=5, tunnels=2),
         at=at,
+    )
+    failures = {"timed out": 1, "denied by policy": 1}
+    times = {math.inf: 4, 0.1: 2, 0.5: 3}
+    history.take(
+        Tally(dials=4, failures=failures, dial_times=times, bytes_to_target=9, links=1), at=at
     )
 
     async def talk(ask: Ask) -> None:
@@ -68,10 +72,12 @@ def test_the_history_is_what_each_step_added() -> None:
         first, second = shown["steps"]
         assert first == {
             "number": 1, "time": "2026-11-16T12:00:00Z", "dials": 3, "failures": {"timed out": 1},
+            "dialTimes": [[0.0, 0.1, 2]],
             "bytesToTarget": 5, "bytesToClient": 0, "tunnels": 2, "agents": 0, "links": 0,
         }  # fmt: skip
         assert (second["number"], second["dials"], second["bytesToTarget"]) == (2, 1, 4)
         assert second["failures"] == {"denied by policy": 1}
+        assert second["dialTimes"] == [[0.1, 0.5, 3], [0.5, None, 4]]
         for number in range(STEPS + 5):
             history.take(Tally(dials=number), at=at)
         steps = (await json_of(ask, "/history"))["steps"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -60,7 +61,11 @@ async def test_messages_arrive_as_they_were_sent(
     assert await worker.receive() == WorkerQuestion(
         number=7, what="snapshot", given={"limit": "10"}
     )
-    report = WorkerReport(taken=3, ready=[("agents", "none")], tally=Tally(failures={"x": 1}))
+    report = WorkerReport(
+        taken=3,
+        ready=[("agents", "none")],
+        tally=Tally(failures={"x": 1}, dial_times={math.inf: 1}),
+    )
     worker.send(Started())
     worker.send(report)
     worker.send(WorkerAnswer(number=7, body=os.urandom(3_000_000)))

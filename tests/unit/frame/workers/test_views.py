@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 
 from isthmus.dial.rules_name_order import Outcome, Source, Way
+from isthmus.frame.model.history import Tally
 from isthmus.frame.model.merge import Merge, merges, rules_of
 from isthmus.frame.model.snapshot import (
     AgentProgramView,
@@ -23,6 +25,7 @@ from isthmus.frame.model.snapshot import (
     TunnelState,
     TunnelView,
 )
+from isthmus.frame.workers import operating
 from isthmus.frame.workers.operating import WorkerView, merge, worker_of
 from isthmus.programs.apiserver_proxy.view import ApiserverProxyView as Apiserver
 from isthmus.programs.sidecar.view import LookupView, NamesView, SidecarView, WayView
@@ -175,3 +178,15 @@ def test_every_kind_of_snapshot_goes_from_one_process_to_the_other(
 def test_a_snapshot_is_the_same_on_the_other_side() -> None:
     view = server(tunnel(1, 2.0))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(view), type=ServerView) == view
+
+
+def test_histories_add_up_what_workers_counted_bucket_by_bucket() -> None:
+    each = [
+        Tally(dials=3, failures={"timed out": 1}, dial_times={0.1: 2, math.inf: 0}, agents=2),
+        Tally(dials=4, failures={"timed out": 2}, dial_times={0.1: 1, math.inf: 1}, agents=3),
+        Tally(),  # a worker that has reported nothing yet
+    ]
+    together = operating._together(each)
+    assert together.dial_times == {0.1: 3, math.inf: 1}
+    assert together.failures == {"timed out": 3}
+    assert (together.dials, together.agents) == (7, 3)
