@@ -12,7 +12,7 @@ APART   := $(if $(filter-out 0,$(JOBS)),--tx '$(JOBS)*popen//python=tests/apart'
 WHERE    = $(if $(filter tests/%,$(ARGS)),,$(1))
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
-.PHONY: help dev run test check docs format bench fuzz hold interop lab nightly reference proto dist image lock changelog release clean
+.PHONY: help dev run test check docs format bench fuzz hold interop lab nightly reference pictures proto dist image lock changelog release clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -80,6 +80,9 @@ reference: dev ## Write the reference pages and the doctor's tables from the dec
 	$(PY) -m isthmus.tools.metrics_reference > docs/reference/metrics.md
 	$(PY) tools/reference_docs.py
 	$(PY) -m isthmus.tools.doctor.reference docs/how-to/doctor.md
+
+pictures: dev ## Take the pictures of the dashboard in docs/pictures, with Chromium
+	$(PY) tests/browser/take_pictures.py
 
 proto: dev ## Regenerate the messages from their .proto files
 	$(PY) -m grpc_tools.protoc -Isrc --python_out=src --pyi_out=src src/isthmus/wire/link.proto src/isthmus/wire/konnectivity.proto src/isthmus/wire/kep1281.proto src/isthmus/wire/pprof.proto

@@ -139,6 +139,7 @@ def relay(server: str, direction: str, **more: Any) -> Json:
         "identity": "certificate:relay.isthmus.internal",
         "state": "open",
         "agents": direction == "to",
+        "agentCount": 3 if direction == "to" else 0,
         "streams": 1,
         "ageSeconds": 300.0,
         "rttSeconds": 0.0011,
@@ -172,6 +173,11 @@ def tunnel(number: int, agents: list[Json], chance: random.Random, **more: Any) 
         "relay": "",
         **more,
     }
+
+
+def other_server(server: str, known_by: str = "lease", address: str = "") -> Json:
+    """A server that another one knows of."""
+    return {"serverId": server, "knownBy": known_by, "address": address}
 
 
 def certificate(file: str, *, now: datetime, left: timedelta, life: timedelta) -> Json:
@@ -218,6 +224,7 @@ def steps(count: int, chance: random.Random, *, tunnels: int = 40) -> list[Json]
                 "time": rfc3339(now - timedelta(seconds=10 * (count - number))),
                 "dials": chance.randrange(20, 60),
                 "failures": failures,
+                "dialTimes": dial_times(chance, late=bad),
                 "bytesToTarget": int(level * chance.uniform(2, 5)),
                 "bytesToClient": int(level * chance.uniform(60, 100)),
                 "tunnels": tunnels,
@@ -226,6 +233,14 @@ def steps(count: int, chance: random.Random, *, tunnels: int = 40) -> list[Json]
             }
         )
     return made
+
+
+def dial_times(chance: random.Random, *, late: bool) -> list[Json]:
+    """The dials of a step by the buckets of a server."""
+    counts = (chance.randrange(15, 40), chance.randrange(3, 15), chance.randrange(3), late * 2)
+    bounds = (0.0001, 0.005, 0.025, 0.1, 0.5)
+    buckets = zip(bounds, bounds[1:], counts, strict=False)
+    return [[above, up_to, count] for above, up_to, count in buckets if count]
 
 
 def server(
@@ -270,6 +285,8 @@ def server(
         "agents": nodes,
         "links": links,
         "relays": [],
+        "serverCount": 1,
+        "otherServers": [],
         "tunnels": lines,
         "truncated": 0,
         "networks": [],

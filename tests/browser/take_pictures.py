@@ -1,6 +1,6 @@
 """Takes the pictures of the dashboard in docs/pictures, from a feed that is always the same.
 
-Run it after a change of the page: ``python tests/browser/take_pictures.py``.
+Run it after a change of the page: ``make pictures``.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fake_feed import FakeFeed
 
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 SHOTS = {
-    "desktop-light": {"size": (1440, 1080), "dark": False},
-    "desktop-dark": {"size": (1440, 1080), "dark": True},
+    "desktop-light": {"size": (1366, 850), "dark": False},
+    "desktop-dark": {"size": (1366, 850), "dark": True},
     "phone-light": {"size": (390, 844), "dark": False},
     "phone-dark": {"size": (390, 844), "dark": True},
 }
@@ -30,6 +30,12 @@ def busy_server() -> scenes.Scene:
     scene = scenes.server(agents=6, tunnels=42, seed=11)
     scene.snapshot["agents"][2]["draining"] = True
     scene.snapshot["links"][2]["state"] = "draining"
+    scene.snapshot["relays"] = [scenes.relay("cp-2", "to"), scenes.relay("cp-2", "from")]
+    scene.snapshot["serverCount"] = 3
+    scene.snapshot["otherServers"] = [
+        scenes.other_server("cp-2", address="10.0.0.12:8091"),
+        scenes.other_server("cp-3"),
+    ]
     return scene
 
 
@@ -42,14 +48,19 @@ def take(browser: Browser, name: str, size: tuple[int, int], dark: bool) -> Path
         browser.wait_live()
         for _ in range(SECONDS):
             feed.send("delta", scene.moving(chance, some=chance.randrange(6, 16)))
-        said = f"{scene.snapshot['totals']['dials']:,} in all"
+        said = f"{scene.snapshot['totals']['dials']:,} total"
         browser.wait(lambda: browser.text("#sum-dials-note") == said, "the last second is drawn")
         if size[0] > 900:
             browser.click("[data-sort=state] button")
-            browser.js("document.querySelector('#tunnel-rows .row').click()")
             browser.js("document.activeElement.blur(); scrollTo(0, 0)")
         file = PICTURES / f"dashboard-{name}.png"
         browser.driver.save_screenshot(str(file))
+        if name == "desktop-light":
+            browser.js("document.querySelector('#tunnel-rows .row').click()")
+            browser.driver.save_screenshot(str(PICTURES / "dashboard-details.png"))
+            browser.click("#details-close")
+            browser.js("document.querySelector('#installation').scrollIntoView()")
+            browser.driver.save_screenshot(str(PICTURES / "dashboard-installation.png"))
     return file
 
 

@@ -68,7 +68,7 @@ def test_it_loads_without_complaint_and_shows_what_the_feed_says(
     assert browser.driver.title == "server cp-1 · Isthmus"
     assert browser.texts("#programs li") == ["servercp-1●ready0.1.0 · up 26h"]
     assert browser.text("#sum-tunnels") == "42"
-    assert browser.text("#sum-client-note") == "85GiB in all"
+    assert browser.text("#sum-client-note") == "85GiB total"
     assert "node-3" in browser.texts(".node .title")
     assert browser.texts("[data-panel=certificates] .badge-text") == [
         "4 days left",
@@ -128,7 +128,7 @@ def test_nobody_is_linked(browser: Browser) -> None:
         with FakeFeed(scene) as feed:
             browser.page(feed.url)
             browser.wait_live()
-            said = f"No {who} is linked."
+            said = f"No {who} linked."
             browser.wait(lambda said=said: browser.text("#peers-more") == said, said)
             assert browser.find("#peers-panel").is_displayed()
 
@@ -201,6 +201,7 @@ def test_hostile_names_are_text_and_nothing_else(browser: Browser) -> None:
     scene.snapshot["recentEndings"][0].update(target=HOSTILE, by=HOSTILE, ending=HOSTILE)
     scene.snapshot["certificates"][0]["file"] = HOSTILE
     scene.snapshot["relays"] = [scenes.relay(HOSTILE, "to", address=HOSTILE)]
+    scene.snapshot["otherServers"] = [scenes.other_server(HOSTILE, HOSTILE, HOSTILE)]
     record = {"time": "2026-01-02T15:04:05Z", "stage": HOSTILE, "destination": HOSTILE}
     scene.audit = {"enabled": True, "records": [{**record, "requester": {"name": HOSTILE}}]}
     scene.history[-1]["failures"] = {HOSTILE: 3, "__proto__": 1}
@@ -213,6 +214,7 @@ def test_hostile_names_are_text_and_nothing_else(browser: Browser) -> None:
         assert browser.text("#details-why") == HOSTILE
         assert HOSTILE in browser.texts(".node .title")
         assert HOSTILE in browser.text("[data-panel=audit]")
+        assert browser.text("#installation-table tbody").count(HOSTILE) == 3
         browser.click("#end-no")
         found = "return document.querySelectorAll('img:not(.logo), main script').length"
         assert browser.js(found) == 0
@@ -232,11 +234,11 @@ def test_an_agents_page_has_its_servers_and_its_nodes_traffic(browser: Browser) 
         traffic = browser.text("[data-panel=node-traffic]")
         assert "no connected server carries connections from nodes" in traffic
         assert "172.20.0.1:6443" in traffic
-        assert browser.texts("[data-panel=node-servers] .badge-text") == ["carries none"]
+        assert browser.texts("[data-panel=node-servers] .badge-text") == ["not supported"]
         assert "does not allow kube-apiserver:6443" in browser.text("[data-panel=node-failures]")
         assert browser.texts("[data-panel=certificates] .badge-text") == ["expired 5h ago"]
         assert browser.texts("[data-panel=endpoints] .first") == ["169.254.0.0/16", "10.0.0.0/8"]
-        assert browser.texts("[data-panel=endpoints] .badge-text") == ["no", "yes"]
+        assert browser.texts("[data-panel=endpoints] .badge-text") == ["denied", "allowed"]
 
 
 def test_200_agents_are_shown_by_zone_and_many_without_a_zone_are_counted(browser: Browser) -> None:
@@ -246,7 +248,7 @@ def test_200_agents_are_shown_by_zone_and_many_without_a_zone_are_counted(browse
         browser.wait_live()
         zones = ["zone eu-1a", "zone eu-1b", "zone eu-1c"]
         assert sorted(set(browser.texts(".node .title")) & set(zones)) == zones
-        assert browser.text("#peers-more").startswith("and 100 more agents")
+        assert browser.text("#peers-more").startswith("100 more agents")
         browser.js(
             "[...document.querySelectorAll('.node')].find((it) =>"
             " it.textContent.includes('zone eu-1b')).click()"
@@ -263,7 +265,7 @@ def test_200_agents_are_shown_by_zone_and_many_without_a_zone_are_counted(browse
         for agent in scene.snapshot["agents"]:
             agent["zone"] = ""
         feed.send("delta", scene.delta(snapshot={"agents": scene.snapshot["agents"]}))
-        browser.wait(lambda: "and 192 more" in browser.texts(".node .title"), "the rest is counted")
+        browser.wait(lambda: "194 more" in browser.texts(".node .title"), "the rest is counted")
 
 
 def test_charts_count_failures_by_reason_and_read_a_column(browser: Browser) -> None:
@@ -305,7 +307,7 @@ def test_nothing_moves_its_place_from_one_second_to_the_next(
     chance = random.Random(4)
     for _ in range(5):
         feed.send("delta", feed.scenes[0].moving(chance))
-    dials = f"{feed.scenes[0].snapshot['totals']['dials']:,} in all"
+    dials = f"{feed.scenes[0].snapshot['totals']['dials']:,} total"
     browser.wait(lambda: browser.text("#sum-dials-note") == dials, "the last second is drawn")
     assert browser.js(places) == before
 
@@ -323,3 +325,122 @@ def test_reduced_motion_is_respected(browser: Browser, feed: FakeFeed) -> None:
 
         browser.wait(moves, "traffic is drawn")
         assert (browser.js(running) == 0) is still
+
+
+@pytest.mark.parametrize("agents", [1, 6, 7])
+def test_the_first_screen_has_tunnels_and_no_card_is_higher_than_its_content(
+    browser: Browser, agents: int
+) -> None:
+    with FakeFeed(scenes.server(agents=agents)) as feed:
+        browser.page(feed.url, size=(1366, 850))
+        browser.wait_live()
+        rows = "return [...document.querySelectorAll('#tunnel-rows .row:not([hidden])')]"
+        browser.wait(lambda: browser.js(f"{rows}.length"), "the tunnels are drawn")
+        whole = f"{rows}.filter((it) => it.getBoundingClientRect().bottom <= innerHeight).length"
+        assert browser.js(whole) >= 4
+        # Below the lowest of what the card of the picture has in it there is little left.
+        unused = """
+        const card = document.querySelector('[aria-labelledby=picture-title]');
+        const nodes = [...card.querySelectorAll('.node')].map((it) => it.getBoundingClientRect());
+        return card.getBoundingClientRect().bottom - Math.max(...nodes.map((it) => it.bottom));
+        """
+        assert browser.js(unused) < 60
+
+
+def test_the_details_open_beside_the_row_and_in_sight(browser: Browser, feed: FakeFeed) -> None:
+    for width, at in ((1366, 0), (1366, 8), (1150, 3)):
+        browser.page(feed.url, size=(width, 850))
+        browser.wait_live()
+        browser.wait(lambda: len(browser.all("#tunnel-rows .row")) > 8, "the tunnels are drawn")
+        browser.js("document.querySelectorAll('#tunnel-rows .row')[arguments[0]].click()", at)
+        row, details = browser.js(
+            "return ['#tunnel-rows [aria-selected=true]', '#details']"
+            ".map((it) => document.querySelector(it).getBoundingClientRect().toJSON())"
+        )
+        assert details["left"] >= row["right"]
+        assert details["top"] < row["bottom"] and row["top"] < details["bottom"]
+        assert details["top"] >= 0 and details["bottom"] <= 850
+
+
+def test_slow_is_not_stalled(browser: Browser) -> None:
+    scene = scenes.server(agents=1, tunnels=3)
+    for tunnel, state in zip(scene.snapshot["tunnels"], ("open", "slow", "stalled"), strict=True):
+        why = {"slow": "", "stalled": "", state: "why" if state != "open" else ""}
+        tunnel.update({"state": state, "slow": why["slow"], "stalled": why["stalled"]})
+    with FakeFeed(scene) as feed:
+        browser.page(feed.url)
+        browser.wait_live()
+        assert [browser.text("#sum-stalled"), browser.text("#sum-slow")] == ["1", "1"]
+        colours = set()
+        for state in ("stalled", "slow"):
+            browser.click(f"#tile-{state}")
+            assert browser.texts("#tunnel-rows .row:not([hidden]) .badge-text") == [state]
+            colours |= set(
+                browser.js(
+                    "return ['.state .badge', '.state .why'].map((it) => getComputedStyle("
+                    "document.querySelector(`#tunnel-rows .row:not([hidden]) ${it}`)).color)"
+                )
+            )
+        assert len(colours) == 2  # one for each state, with its word and its reason
+        pressed = browser.all("[aria-pressed=true].tile")
+        assert [it.get_attribute("id") for it in pressed] == ["tile-slow"]
+
+
+def test_a_servers_page_names_the_whole_installation_and_what_it_does_not_know(
+    browser: Browser,
+) -> None:
+    scene = scenes.server(agents=2)
+    scene.snapshot.update(
+        serverCount=5,
+        relays=[scenes.relay("cp-2", "to", agentCount=4), scenes.relay("cp-3", "from")],
+        otherServers=[
+            scenes.other_server("cp-2", address="10.0.0.2:8091"),
+            scenes.other_server("cp-3"),
+            scenes.other_server("cp-4", "flag", "10.0.0.4:8091"),
+        ],
+    )
+    rows = "#installation-table tbody tr"
+    with FakeFeed(scene) as feed:
+        browser.page(feed.url)
+        browser.wait_live()
+        assert browser.text("#installation-title") == (
+            "Installation 1 of 5 servers seen, 2 agents linked"
+        )
+        cells = [
+            [cell.text for cell in row.find_elements("css selector", "td")]
+            for row in browser.all(rows)
+        ]
+        unseen = "○\nknown, not seen"
+        assert cells == [
+            ["cp-1", "●\nready", "this page", "2", "this page", "–"],
+            ["cp-2\n10.0.0.2:8091", unseen, "Lease, relay link", "4", "its report", "1.1ms"],
+            ["cp-3", unseen, "Lease, relay link", "unknown", "–", "–"],
+            ["cp-4\n10.0.0.4:8091", unseen, "--peer-server", "unknown", "–", "–"],
+        ]
+        said = browser.text("#installation-unknown")
+        assert "1 more server counted, with unknown name" in said
+        assert "3 servers not seen" in said and "isthmus dashboard" in said
+    # Another server on the page is seen, and one that cannot be reached is listed with the reason.
+    other = scenes.server(id="1", instance="cp-2", agents=3)
+    gone = scenes.server(id="2", instance="cp-3")
+    gone.lost = "10.0.0.3:8095 refused the connection"
+    with FakeFeed(scene, other, gone) as feed:
+        browser.page(feed.url)
+        browser.wait_live()
+        text = browser.texts(f"{rows} .badge-text")
+        assert text == ["ready", "ready", "not reached", "known, not seen"]
+        assert "refused the connection" in browser.texts(rows)[2]
+        heads = browser.texts("#peers-table th")
+        assert heads[2] == "Linked to"
+        assert "cp-1, cp-2" in browser.texts("#peers-table tbody tr")[0]
+
+
+def test_workers_of_one_server_are_one_row(browser: Browser) -> None:
+    scene = scenes.server(agents=1)
+    workers = [scenes.other_server(f"cp-1-{number}", "worker") for number in range(2)]
+    scene.snapshot.update(serverCount=2, otherServers=workers)
+    with FakeFeed(scene) as feed:
+        browser.page(feed.url)
+        browser.wait_live()
+        assert browser.text("#installation-count") == "1 of 1 server seen, 1 agent linked"
+        assert browser.text("#installation-unknown") == ""

@@ -140,7 +140,7 @@ def test_failed_dials_and_audit_records_are_shown(
     nowhere = f"127.0.0.1:{free_port()}"
     with fresh.uds() as client, contextlib.suppress(AssertionError):
         tunnel(client, nowhere)
-    browser.wait(lambda: browser.text("#sum-failed-note") == "1 in all", "the failure is counted")
+    browser.wait(lambda: browser.text("#sum-failed-note") == "1 total", "the failure is counted")
     audit = "[data-panel=audit]"
     browser.wait(lambda: nowhere in browser.text(audit), "it is in the audit records")
     assert "Failed" in browser.texts(f"{audit} .badge-text")
@@ -259,7 +259,7 @@ def test_a_tunnel_that_one_server_relays_through_another_is_one_tunnel(
         browser.wait_live()
         browser.wait(lambda: "ready by relay" in browser.text("#programs"), "it relays")
         row = row_of(target.name)
-        browser.wait(lambda: browser.text(f"{row} .via .first") == "node-1 by cp-2", "it is named")
+        browser.wait(lambda: browser.text(f"{row} .via .first") == "node-1 via cp-2", "it is named")
         assert browser.text("#tunnel-count") == "1"
         assert browser.all(".way[aria-label^='cp-1 to cp-2']")
         echoed(client, 123_000)
@@ -282,7 +282,7 @@ def test_two_thousand_real_tunnels(browser: Browser, linked: Stack) -> None:
         browser.js("window.__longTasks.length = 0")
         for client in clients:
             client.send(b"x" * 1000)
-        browser.wait(lambda: browser.text("#sum-target-note") == "1.9MiB in all", "all moved")
+        browser.wait(lambda: browser.text("#sum-target-note") == "1.9MiB total", "all moved")
         rows = browser.js("return document.querySelectorAll('#tunnel-rows .row').length")
         assert rows < 60
         print(f"2,000 real tunnels: {rows} rows, long tasks {browser.js('return __longTasks')} ms")

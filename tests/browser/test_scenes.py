@@ -26,6 +26,7 @@ AGENT = scenes.agent_program().snapshot
         (SERVER["certificates"][0], snapshot.CertificateView),
         (SERVER["featureGates"][0], snapshot.GateView),
         (scenes.relay("cp-2", "to"), snapshot.RelayView),
+        (scenes.other_server("cp-2"), snapshot.KnownServerView),
         (AGENT, snapshot.AgentProgramView),
         (AGENT["links"][0], snapshot.LinkView),
         (AGENT["nodeTraffic"], snapshot.NodeTrafficView),

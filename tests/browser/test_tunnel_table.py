@@ -55,7 +55,7 @@ def test_search_finds_by_every_word_and_the_slash_goes_there(
     assert browser.text("#tunnel-count") == "1 of 3"
     browser.keys(" nowhere")
     assert targets(browser) == []
-    assert browser.text("#tunnel-none") == "No tunnel is like that."
+    assert browser.text("#tunnel-none") == "No tunnels match."
     browser.keys(Keys.ESCAPE)
     assert len(targets(browser)) == 3
     assert browser.focused() == "tunnel-grid"
@@ -232,7 +232,7 @@ def test_a_number_that_is_another_tunnels_by_now_is_not_ended(
     feed.cut()
     browser.wait(lambda: all("new-" in each for each in targets(browser)), "it is back")
     browser.click("#end-yes")
-    browser.wait(lambda: "nothing was ended" in browser.text("#end-result"), "it is said")
+    browser.wait(lambda: "nothing was done" in browser.text("#end-result"), "it is said")
     browser.click("#end-no")
     assert feed.orders == []
 
@@ -254,7 +254,7 @@ def test_the_details_of_a_tunnel_that_ended_say_so(
     feed.send("delta", scene.delta(tunnels={"gone": [1, 2, 3]}))
     browser.wait(lambda: "ended" in browser.text("#details-state"), "it has ended")
     assert not browser.find("#details-end").is_enabled()
-    assert browser.text("#tunnel-none") == "No tunnel is open."
+    assert browser.text("#tunnel-none") == "No open tunnels."
 
 
 def test_the_connection_id_is_copied(browser: Browser, feed: FakeFeed) -> None:

@@ -142,6 +142,7 @@ def test_a_program_with_a_token(programs: Programs, tmp_path: Path) -> None:
         port = program.port("admin_port")
         assert http_get(port, "/livez") == (200, "ok")
         assert http_get(port, "/ui/")[0] == 200
+        assert http_get(port, "/")[0] == 200  # which leads to /ui/
         for closed in ("/snapshot", "/logs", "/configz", "/debug/pprof/", "/ui/events"):
             connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LIMIT_S)
             connection.request("GET", closed)

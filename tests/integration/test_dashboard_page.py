@@ -44,6 +44,9 @@ def test_the_page_and_its_files(stack: Stack) -> None:
     port = stack.server.admin_port
     moved = ask(port, "/ui")
     assert (moved.status, moved.headers["Location"]) == (308, "ui/")
+    root = ask(port, "/")
+    assert (root.status, root.headers["Location"]) == (308, "ui/")
+    assert ask(stack.server.health_port, "/").status == 404  # which has no dashboard
     page = ask(port, "/ui/")
     assert page.status == 200 and page.headers["Content-Type"] == "text/html; charset=utf-8"
     assert page.body == (ASSETS / "index.html").read_bytes() == ask(port, "/ui/index.html").body

@@ -1,4 +1,4 @@
-"""The paths under ``/ui``: the page, its files, its feed, and ending a tunnel from it."""
+"""The paths under ``/ui``: the page, its files and feed, ending a tunnel; ``/`` redirects there."""
 
 from __future__ import annotations
 
@@ -85,7 +85,8 @@ def dashboard_routes(watched: Watched) -> Dashboard:
 
 def page(feed: Feed, end: EndOne, *, admit: Admit | None = None) -> Dashboard:
     """Make a page of a feed; ``admit`` is asked before anybody is shown it."""
-    open_routes = file_routes(PREFIX)
+    # The address of a port alone leads to the page.
+    open_routes = {"/": partial(_moved, PREFIX.strip("/")), **file_routes(PREFIX)}
     routes: dict[str, Handler] = {
         **open_routes,
         f"{PREFIX}events": partial(_events, feed, admit),
@@ -292,6 +293,6 @@ async def _no_page(request: web.BaseRequest) -> web.Response:
 
 
 async def _moved(name: str, request: web.BaseRequest) -> web.Response:
-    answer = say(308, "the page is one slash further")
+    answer = say(308, f"the dashboard is at {name}/")
     answer.headers["Location"] = f"{name}/"  # relative: something may be before us in the path
     return answer

@@ -1,4 +1,4 @@
-// How the charts are shaped: series of values into paths of SVG. Pure.
+// The shapes of charts: turns series of values into SVG paths. Pure.
 //
 // A shape takes series and a width, and gives {paths: [{key, class, d}], lines: [[y, value]]}; a
 // line without a value is the zero.
@@ -6,10 +6,11 @@
 import { niceTop, niceTopOfBytes } from "./units.js";
 
 export const COLUMNS = 90;
-export const HEIGHT = 96;
+export const HEIGHT = 72;
+const LEAST_S = 0.0001;
 
 export const SHAPES = {
-  /** Bytes: one above the line and one below it, two directions told apart by place. */
+  /** Bytes: one direction above the line, the other below it. */
   mirror([up, down], width) {
     const top = niceTopOfBytes(Math.max(...up.values, ...down.values, 1024));
     const middle = HEIGHT / 2;
@@ -25,6 +26,17 @@ export const SHAPES = {
     const scale = (value) => y(value, top, HEIGHT);
     const d = area(series.values, width, scale, HEIGHT - 1);
     return { paths: [{ key: "area", class: "area plain", d }], lines: halves(top) };
+  },
+  /** Durations on a logarithmic scale from 0.1 ms; each series is drawn over the one before it. */
+  durations(all, width) {
+    const most = Math.max(0.01, ...all.flatMap(({ values }) => values));
+    const top = 10 ** Math.ceil(Math.log10(most) - 1e-9);
+    const decades = Math.log10(top / LEAST_S);
+    const scale = (value) => y(Math.max(0, Math.log10(value / LEAST_S)), decades, HEIGHT);
+    const paths = all.map(({ name, class: names, values }) => {
+      return { key: name, class: `area ${names}`, d: area(values, width, scale, HEIGHT - 1) };
+    });
+    return { paths, lines: [[2, top], [round(HEIGHT / 2), Math.sqrt(top * LEAST_S)], [HEIGHT - 1, null]] };
   },
   columns(all, width) {
     const sums = new Array(COLUMNS).fill(0);
@@ -49,7 +61,7 @@ export const SHAPES = {
 
 const halves = (top) => [[2, top], [round(HEIGHT / 2), top / 2], [HEIGHT - 1, null]];
 
-/** Steps, not slopes: a column is a mean of ten seconds, and nothing is known in between. */
+/** Steps, not slopes: a column is a mean over ten seconds or more, without values in between. */
 function area(values, width, scale, zero) {
   const each = width / COLUMNS;
   let d = "";
@@ -67,12 +79,12 @@ function area(values, width, scale, zero) {
   return open ? `${d}V${zero}Z` : d;
 }
 
-/** Where a value is, between the foot and the top. */
+/** The vertical position of a value, between the bottom and the top. */
 export function y(value, top, height) {
   return round(height - 1 - (value / top) * (height - 3));
 }
 
-/** Tenths of a pixel are enough, and make short paths. */
+/** Round to tenths of a pixel, for short paths. */
 export function round(value) {
   return Math.round(value * 10) / 10;
 }

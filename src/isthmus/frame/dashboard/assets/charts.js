@@ -1,13 +1,13 @@
-// What was: traffic, tunnels and failed dials over time, drawn as SVG from the history.
+// Traffic, tunnels, dial times and failed dials over time, drawn as SVG from the history.
 
 import { COLUMNS, HEIGHT, round, SHAPES, y } from "./chart_shapes.js";
 import { byId, el, keyed, setAttr, setText, svg } from "./dom.js";
-import { bytes, clock, count } from "./units.js";
-import { steps } from "./views.js";
+import { bytes, clock, count, roundTrip } from "./units.js";
+import { quantile, steps } from "./views.js";
 
 const STEP_S = 10;
 const SPARK = { width: 100, height: 24 };
-/** The reasons in the order they are stacked in; what is new comes last, as "other". */
+/** Reasons in stacking order; one that is not listed counts as "other", which comes last. */
 const REASONS = [
   "connection refused",
   "timed out",
@@ -20,7 +20,7 @@ const REASONS = [
   "internal error",
 ];
 
-/** A small curve without axes: the last values, as wide as their place. */
+/** A sparkline: the last values without axes, as wide as their element. */
 export function spark(place, values) {
   const { width, height } = SPARK;
   const top = Math.max(1, ...values);
@@ -37,7 +37,7 @@ export function spark(place, values) {
   setAttr(place.lastChild, "d", line);
 }
 
-/** The three charts, one below the other, with one range for all. */
+/** The four charts, with one time range for all. */
 export class Charts {
   #state;
   #range = 900;
@@ -48,7 +48,8 @@ export class Charts {
     this.#charts = [
       new Chart("Traffic", (columns) => traffic(columns)),
       new Chart("Tunnels open", (columns) => open(columns)),
-      new Chart("Dials failed", (columns) => failures(columns)),
+      new Chart("Dial time", (columns) => dialTimes(columns)),
+      new Chart("Failed dials", (columns) => failures(columns)),
     ];
     byId("charts").append(...this.#charts.map((chart) => chart.element));
     for (const button of document.querySelectorAll("[data-range]")) {
@@ -70,7 +71,7 @@ export class Charts {
   }
 }
 
-/** Steps put together into columns, newest last; null where nothing is known. */
+/** Group steps into columns, newest last; null where there is no data. */
 function columnsOf(all, range) {
   const each = range / COLUMNS / STEP_S;
   const columns = new Array(COLUMNS).fill(null);
@@ -78,8 +79,9 @@ function columnsOf(all, range) {
   for (const step of all) {
     const index = COLUMNS - 1 - (newest - Math.floor(step.slot / each));
     if (index < 0) continue;
-    const one = (columns[index] ??= { steps: 0, dials: 0, toTarget: 0, toClient: 0, failures: {} });
+    const one = (columns[index] ??= freshColumn());
     one.steps += 1;
+    one.dialTimes.push(...step.dialTimes);
     one.time = step.time;
     one.dials += step.dials;
     one.toTarget += step.bytesToTarget / STEP_S;
@@ -98,6 +100,10 @@ function columnsOf(all, range) {
   return columns;
 }
 
+function freshColumn() {
+  return { steps: 0, dials: 0, toTarget: 0, toClient: 0, failures: {}, dialTimes: [] };
+}
+
 function traffic(columns) {
   return {
     series: [
@@ -106,7 +112,7 @@ function traffic(columns) {
     ],
     shape: "mirror",
     say: (value) => `${bytes(value)}/s`,
-    sum: (some) => `${bytes(Math.max(...some))}/s at most`,
+    sum: (some) => `peak ${bytes(Math.max(...some))}/s`,
   };
 }
 
@@ -116,8 +122,20 @@ function open(columns) {
     series: [{ name: "open", class: "plain", values }],
     shape: "area",
     say: (value) => count(value),
-    sum: (some) => `${count(Math.max(...some))} at most`,
+    sum: (some) => `peak ${count(Math.max(...some))}`,
   };
+}
+
+/** p50 and p99 of dials that succeeded. At rest the legend has those of the whole range. */
+function dialTimes(columns) {
+  const all = columns.flatMap((it) => it?.dialTimes ?? []);
+  const series = [["p99", 0.99], ["p50", 0.5]].map(([name, share]) => ({
+    name,
+    class: name,
+    values: columns.map((it) => (it ? quantile(it.dialTimes, share) : null)),
+    whole: roundTrip(quantile(all, share)),
+  }));
+  return { series, shape: "durations", say: roundTrip, sum: () => "–" };
 }
 
 function failures(columns) {
@@ -131,17 +149,17 @@ function failures(columns) {
     shape: "columns",
     say: (value) => count(value),
     sum: (some) => count(some.reduce((sum, value) => sum + value, 0)),
-    none: "none failed",
+    none: "no failed dials",
   };
 }
 
-/** One chart: a title, what the pointed column says, the drawing, its legend. */
+/** One chart: a title, the time it shows, the drawing, and a legend with values. */
 class Chart {
   #read;
   #width = 320;
   #columns = [];
   #range = 900;
-  #at = null; // the column that is read
+  #at = null; // the column under the pointer or chosen by keys
   #drawing = svg("svg", { class: "drawing", height: HEIGHT, "aria-hidden": "true" });
   #legend = el("ul", { class: "legend" });
   #when = el("span", { class: "when" });
@@ -186,19 +204,21 @@ class Chart {
   #say(what) {
     const column = this.#at === null ? null : this.#columns[this.#at];
     const back = this.#range === 900 ? "last 15 minutes" : "last hour";
-    setText(this.#when, this.#at === null ? back : column ? clock(column.time) : "not known");
-    const told = what.series.map(({ name, class: names, values }) => ({
+    setText(this.#when, this.#at === null ? back : column ? clock(column.time) : "no data");
+    const told = what.series.map(({ name, class: names, values, whole }) => ({
       name,
       names,
-      value: this.#figure(what, values),
+      value: this.#at === null && whole !== undefined ? whole : this.#figure(what, values),
     }));
     if (!told.length) told.push({ name: what.none, names: "none", value: "" });
     keyed(this.#legend, told, (it) => it.name, makeLegend, fillLegend);
     const said = told.map(({ name, value }) => `${name} ${value}`.trim()).join(", ");
+    // A value that the reader asked for is read out; the passing of time is not.
+    setAttr(this.#legend, "aria-live", this.#at === null ? null : "polite");
     setAttr(this.#box, "aria-label", `${this.title}, ${this.#when.textContent}: ${said}`);
   }
 
-  /** What a series says at the column that is read, or of all that is known. */
+  /** The value of a series in the chosen column, or a summary of all columns. */
   #figure({ say, sum }, values) {
     const some = this.#at === null ? values.filter((value) => value !== null) : [values[this.#at]];
     if (!some.length || some[0] === null) return "–";
@@ -222,7 +242,7 @@ class Chart {
   }
 }
 
-/** Lines behind what is drawn, and what they stand for before it. */
+/** The lines behind the drawing, and their labels in front of it. */
 function axes({ lines }, { say }, width) {
   const rules = lines.map(([at, value], index) => ({
     key: `line-${index}`,

@@ -1,25 +1,25 @@
-// The details of one tunnel, and its end: asks first, names it, and says what came of it.
+// The details of one tunnel, and ending it: asks first, names the tunnel, and reports the result.
 
-import { badge, byId, el, peerText, setAttr, setBadge, setPeer, setText } from "./dom.js";
+import { badge, byId, el, peerText, setAttr, setBadge, setClass, setPeer, setText } from "./dom.js";
 import { stateOf, through } from "./tunnels.js";
 import { bytes, duration, rate } from "./units.js";
 
 const FIELDS = [
-  ["Who", (it) => it.requester || "–"],
-  ["Where to", (it) => it.target],
+  ["Client", (it) => it.requester || "–"],
+  ["Target", (it) => it.target],
   ["Frontend", (it) => it.frontend],
   ["Agent", through],
   ["Link", (it) => (it.linkId ? String(it.linkId) : "–")],
-  ["Seen by", (it) => `${it.source.program} ${it.source.instance}`.trim()],
+  ["Program", (it) => `${it.source.program} ${it.source.instance}`.trim()],
   ["Age", (it) => duration(performance.now() / 1000 - it.bornAt)],
   ["To target", (it) => `${bytes(it.bytesToTarget)}  ${rate(it.toTarget)}`],
   ["To client", (it) => `${bytes(it.bytesToClient)}  ${rate(it.toClient)}`],
 ];
-const CANNOT = "Tunnels of this program cannot be ended from here.";
+const CANNOT = "This program's tunnels cannot be ended from this page.";
 
 /**
- * The panel beside the table. `token` gives headers, `find(tunnel)` the tunnel of its number as it
- * is now, if there is one, and `closed` hears that the reader closed it.
+ * The panel beside the table. `token` gives headers, `find(tunnel)` the current tunnel of the same
+ * number, if any, and `closed` is called when the reader closes the panel.
  */
 export class Details {
   #token;
@@ -52,13 +52,26 @@ export class Details {
     return this.#tunnel;
   }
 
-  /** Show a tunnel; null closes the panel. */
-  open(tunnel) {
+  /** Show a tunnel beside its row, which may be out of sight; null closes the panel. */
+  open(tunnel, row = null) {
     this.#tunnel = tunnel;
     this.#ended = "";
     this.#panel.hidden = tunnel === null;
     setAttr(byId("tunnel-area"), "data-details", tunnel !== null);
     this.draw();
+    if (tunnel) this.#place(row);
+  }
+
+  /** Level with the row, as far as the table is high enough; CSS has it for wide pages only. */
+  #place(row) {
+    this.#panel.style.setProperty("--beside", "0px");
+    if (row) {
+      const area = byId("tunnel-area").getBoundingClientRect();
+      const most = area.height - this.#panel.offsetHeight;
+      const wanted = Math.min(row.getBoundingClientRect().top - area.top, most);
+      this.#panel.style.setProperty("--beside", `${Math.max(0, Math.round(wanted))}px`);
+    }
+    this.#panel.scrollIntoView({ block: "nearest" });
   }
 
   draw() {
@@ -74,24 +87,25 @@ export class Details {
     if (gone) setBadge(this.#badge, "idle", this.#ended || "ended");
     else setBadge(this.#badge, level, tunnel.state, mark);
     setPeer(byId("details-why"), gone ? "" : tunnel.stalled || tunnel.slow);
+    setClass(byId("details-why").parentNode, `why ${level}`);
     setPeer(byId("details-id"), tunnel.connectionId || "–");
     const refused = gone ? "" : tunnel.source.canEnd ? "" : CANNOT;
     setAttr(byId("details-end"), "disabled", gone || refused !== "");
     setText(byId("details-cannot"), refused);
   }
 
-  /** Ask whether the tunnel is to be ended; says why not where it cannot be. */
+  /** Ask for confirmation to end the tunnel. */
   ask() {
     const tunnel = this.#tunnel;
     if (!tunnel || byId("details-end").disabled) return;
-    setPeer(byId("end-who"), tunnel.requester || "somebody");
+    setPeer(byId("end-who"), tunnel.requester || "unknown");
     setPeer(byId("end-to"), tunnel.target);
-    setPeer(byId("end-via"), tunnel.agentId ? through(tunnel) : "no agent");
+    setPeer(byId("end-via"), tunnel.agentId ? through(tunnel) : "none");
     setPeer(byId("end-id"), tunnel.connectionId || `tunnel ${tunnel.id}`);
     setText(byId("end-result"), "");
     setAttr(byId("end-yes"), "disabled", false);
     const dialog = byId("end-dialog");
-    dialog.tunnel = tunnel; // what was asked about, even if another is selected meanwhile
+    dialog.tunnel = tunnel; // fixed here, even if another one is selected meanwhile
     dialog.showModal();
     byId("end-no").focus();
   }
@@ -101,7 +115,7 @@ export class Details {
     const { tunnel } = dialog;
     setAttr(byId("end-yes"), "disabled", true);
     const why = await this.#order(tunnel);
-    const asking = dialog.open && dialog.tunnel === tunnel; // and not about another by now
+    const asking = dialog.open && dialog.tunnel === tunnel; // still about the same tunnel
     if (asking) setAttr(byId("end-yes"), "disabled", false);
     if (why) {
       if (asking) setText(byId("end-result"), why);
@@ -114,11 +128,11 @@ export class Details {
     this.draw();
   }
 
-  /** Order the end; empty, or why it was refused. */
+  /** Request the end; empty, or why it was refused. */
   async #order(tunnel) {
-    // A program that began anew numbers its tunnels from 1 again.
+    // A restarted program numbers its tunnels from 1 again.
     if (this.#find(tunnel)?.connectionId !== tunnel.connectionId) {
-      return "It is not there any more; nothing was ended.";
+      return "This tunnel has ended already; nothing was done.";
     }
     try {
       const reply = await fetch("end", {
@@ -131,9 +145,9 @@ export class Details {
         body: JSON.stringify({ source: tunnel.source.id, tunnel: tunnel.id }),
       });
       if (reply.ok) return "";
-      return sentence(await reply.text()) || `It was refused (status ${reply.status}).`;
+      return sentence(await reply.text()) || `Refused with status ${reply.status}.`;
     } catch {
-      return "No answer came; see whether the tunnel is still there.";
+      return "No answer; check whether the tunnel is still open.";
     }
   }
 
@@ -143,9 +157,9 @@ export class Details {
       await navigator.clipboard.writeText(id);
       say(`Copied ${id}.`);
     } catch {
-      // Without HTTPS or permission there is no clipboard: mark it, and the keys do the rest.
+      // Without HTTPS or permission there is no clipboard API: select the text instead.
       getSelection().selectAllChildren(byId("details-id"));
-      say("Marked: copy it with your keys.");
+      say("Selected: copy it with the keyboard.");
     }
   }
 }
@@ -161,7 +175,7 @@ function sentence(text) {
 
 let silence = null;
 
-/** Say something in passing, to eyes and to screen readers. */
+/** Show a message for some seconds; screen readers announce it. */
 function say(text) {
   const place = byId("said");
   setText(place, text);

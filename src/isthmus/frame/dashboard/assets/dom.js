@@ -1,11 +1,11 @@
-// Makes elements. Whatever peers say enters the page here, and only as text: nothing in these
-// files parses HTML.
+// Makes elements. Text from peers enters the page here, and only as text: nothing in these files
+// parses HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 /**
- * An element: `text` becomes textContent, `class` and `on` what they say, all else attributes.
- * Attributes are written by our code and never named by data.
+ * An element: `text` becomes textContent, `class` the class, `on` listeners, all else attributes.
+ * The names of attributes come from this code, never from data.
  */
 export function el(tag, options = {}, ...children) {
   return filled(document.createElement(tag), options, children);
@@ -25,23 +25,23 @@ function filled(node, { text, on, class: names, ...attributes }, children) {
   return node;
 }
 
-/** Text that a peer chose: isolated, so that its writing direction stays its own. */
+/** Text from a peer, isolated so that its writing direction affects nothing else. */
 export function peerText(text, names = "") {
   return el("bdi", { class: `peer ${names}`.trim(), text, title: text });
 }
 
-/** Write a text only where it changed: an unchanged page costs no layout. */
+/** Write a text only if it changed: an unchanged page needs no layout. */
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Write what a peer said into a `peerText`. */
+/** Write text from a peer into a `peerText`. */
 export function setPeer(node, text) {
   setText(node, text);
   setAttr(node, "title", text);
 }
 
-/** Set an attribute where it changed; null and false take it away. */
+/** Set an attribute if it changed; null and false remove it. */
 export function setAttr(node, name, value) {
   if (value === null || value === undefined || value === false) {
     if (node.hasAttribute(name)) node.removeAttribute(name);
@@ -51,14 +51,14 @@ export function setAttr(node, name, value) {
   }
 }
 
-/** Set the class where it changed. */
+/** Set the class if it changed. */
 export function setClass(node, names) {
   setAttr(node, "class", names);
 }
 
 /**
- * Bring the children of a parent in line with items: one child for each key, in order. What stays
- * is the same element, so focus, hover and selection outlive an update.
+ * Make the children of a parent match the items: one child for each key, in order. A child that
+ * stays is the same element, so focus, hover and selection survive an update.
  */
 export function keyed(parent, items, keyOf, make, fill) {
   const had = parent.keyedChildren ?? new Map();
@@ -66,7 +66,7 @@ export function keyed(parent, items, keyOf, make, fill) {
   let place = parent.firstChild;
   for (const item of items) {
     const key = keyOf(item);
-    if (has.has(key)) continue; // a peer's names need not be unique
+    if (has.has(key)) continue; // peers' names may not be unique
     const child = had.get(key) ?? make(item);
     fill?.(child, item);
     has.set(key, child);
@@ -82,10 +82,10 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-/** The mark of a state: a shape beside the colour, for those who see no colours. */
+/** The mark of a level: a shape beside the colour, for readers who do not see the colour. */
 const MARKS = { ok: "●", warn: "▲", bad: "✕", idle: "○", half: "◐", drain: "◇" };
 
-/** A state in words, with its mark and its colour. */
+/** A state as text, with its mark and colour. */
 export function badge(level, text, mark = MARKS[level]) {
   return el(
     "span",
@@ -95,7 +95,7 @@ export function badge(level, text, mark = MARKS[level]) {
   );
 }
 
-/** Change a badge where it changed. */
+/** Update a badge if it changed. */
 export function setBadge(node, level, text, mark = MARKS[level]) {
   setClass(node, `badge ${level}`);
   setText(node.firstChild, mark);

@@ -1,16 +1,16 @@
-// Listens to /ui/events: reads the stream, comes back by itself, and rests while nobody looks.
+// Reads /ui/events: reconnects by itself, and closes the stream while the tab is hidden.
 //
-// fetch() and not EventSource, because a bearer token goes into a header.
+// fetch() rather than EventSource, because a bearer token goes into a header.
 
-// A tab that nobody looks at for so long closes its stream: a program has room for 32 of them,
-// and a browser opens six connections to a host for all of its tabs.
+// A tab hidden for this long closes its stream: a program serves at most 32 streams, and a browser
+// opens six connections to a host for all of its tabs.
 const HIDDEN_MS = 60_000;
-const SILENT_MS = 40_000; // the feed says at least ": alive" every 15 s
+const SILENT_MS = 40_000; // the feed sends at least ": alive" every 15 s
 const WAITS_MS = [500, 1000, 2000, 4000, 8000, 15_000];
-const LOST_AFTER = 3; // attempts in vain, then it is said to be lost
+const LOST_AFTER = 3; // failed attempts until the state is "lost"
 const MOST_CHARS = 64 * 1024 * 1024; // of one event
 
-/** Cuts a text stream into events: {event, data}. Comments and half events give nothing. */
+/** Splits a text stream into events: {event, data}. Comments and partial events give nothing. */
 export class EventReader {
   #rest = "";
 
@@ -33,7 +33,7 @@ function readEvent(block) {
 }
 
 /**
- * Keeps a stream open. `heard(name, data)` gets the events, `changed(status)` how it stands:
+ * Keeps a stream open. `heard(name, data)` gets the events, `changed(status)` the status:
  * {state: "connecting" | "live" | "reconnecting" | "lost" | "resting" | "locked", why, retryAt}.
  * `token` is an object with `headers()`, `refused(hadOne)` (resolves when there is a new one).
  */
@@ -42,7 +42,7 @@ export class Feed {
   #changed;
   #token;
   #failures = 0;
-  #running = null; // the AbortController of the stream that is open
+  #running = null; // the AbortController of the open stream
   #wake = null; // ends a pause
   #hiding = null;
 
@@ -52,19 +52,19 @@ export class Feed {
     this.#token = token;
   }
 
-  /** Listen for ever. */
+  /** Read until the page is closed. */
   async start() {
     document.addEventListener("visibilitychange", () => this.#looked());
     for (;;) {
       if (this.#resting) await this.#rest();
       const why = await this.#listen();
       if (this.#resting) continue;
-      if (why === null) this.#failures = 0; // a token was given: at once
+      if (why === null) this.#failures = 0; // a token was entered: retry at once
       else await this.#pause(why);
     }
   }
 
-  /** Do not wait for the next attempt. */
+  /** Retry at once. */
   tryNow() {
     this.#wake?.();
   }
@@ -87,11 +87,11 @@ export class Feed {
   }
 
   #rest() {
-    this.#changed({ state: "resting", why: "nobody looked at this page for a while" });
+    this.#changed({ state: "resting", why: "the page was hidden for a while" });
     return new Promise((resolve) => (this.#wake = resolve));
   }
 
-  /** One stream from its beginning to its end; why it ended, or null to go on at once. */
+  /** Read one stream to its end; returns why it ended, or null to retry at once. */
   async #listen() {
     if (!this.#failures) this.#changed({ state: "connecting", why: "" });
     const stream = (this.#running = new AbortController());
@@ -102,17 +102,17 @@ export class Feed {
       const reply = await fetch("events", asked);
       if (reply.status === 401) {
         watch.stop();
-        this.#changed({ state: "locked", why: "the program wants its token" });
+        this.#changed({ state: "locked", why: "the program requires a token" });
         await this.#token.refused("Authorization" in headers);
         return null;
       }
       if (!reply.ok) return sentence(await reply.text()) || `status ${reply.status}`;
       return await this.#read(reply.body, watch);
     } catch (error) {
-      return stream.signal.aborted ? "nothing was heard for a while" : said(error);
+      return stream.signal.aborted ? "no data for 40 seconds" : said(error);
     } finally {
       watch.stop();
-      stream.abort(); // what was not understood is still being sent
+      stream.abort(); // after a parse error the program is still sending
       this.#running = null;
     }
   }
@@ -137,7 +137,7 @@ export class Feed {
   #pause(why) {
     this.#failures += 1;
     const base = WAITS_MS[Math.min(this.#failures, WAITS_MS.length) - 1];
-    // Not all pages of a restarted program come back in the same moment.
+    // Jitter: not all pages of a restarted program reconnect at the same moment.
     const wait = base * (0.75 + Math.random() / 2);
     const state = this.#failures >= LOST_AFTER ? "lost" : "reconnecting";
     this.#changed({ state, why, retryAt: performance.now() + wait });
@@ -175,6 +175,6 @@ function sentence(text) {
 }
 
 function said(error) {
-  // What browsers say of a refused connection ("Failed to fetch") helps nobody.
-  return error instanceof TypeError ? "the program cannot be reached" : error.message;
+  // A browser's text for a refused connection is "Failed to fetch".
+  return error instanceof TypeError ? "the program is unreachable" : error.message;
 }

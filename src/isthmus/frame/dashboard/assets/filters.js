@@ -1,20 +1,20 @@
-// Filters of the tunnels: {key, label, test(tunnel)}. The same part chosen twice has the same key.
-// Sources are compared by id: after a reconnection they are other objects.
+// Filters of tunnels: {key, label, test(tunnel)}. The same thing selected twice has the same key.
+// Sources are compared by id: a reconnection makes new objects.
 
 import { agents } from "./views.js";
 
-/** What some agents carry. */
+/** The tunnels of some agents. */
 export function ofAgents(key, label, some) {
   const ids = new Set(some.map((agent) => agent.id));
   return { key, label, test: (tunnel) => ids.has(tunnel.agentId) };
 }
 
-/** What one program shows. */
+/** The tunnels of one program. */
 export function ofSource(source, label) {
   return { key: `program ${source.id}`, label, test: (tunnel) => tunnel.source.id === source.id };
 }
 
-/** What goes between a server and one of its agents, by however many links. */
+/** The tunnels between a server and one of its agents, over all their links. */
 export function ofLink(source, agentId) {
   const label = `${source.instance} to ${agentId}`;
   const test = (tunnel) =>
@@ -22,25 +22,28 @@ export function ofLink(source, agentId) {
   return { key: `link ${source.id} ${agentId}`, label, test };
 }
 
-/** What a server has another one pass to its agents. */
+/** The tunnels that a server relays through another one. */
 export function ofRelay(source, serverId) {
   const label = `${source.instance} to ${serverId}`;
   const test = (tunnel) => tunnel.source.id === source.id && tunnel.relay === serverId;
   return { key: `link ${source.id} server ${serverId}`, label, test };
 }
 
-/** What goes by one link of an agent. */
+/** The tunnels over one link of an agent. */
 export function ofServerLink(link) {
   const { source } = link;
   const test = (tunnel) => tunnel.source.id === source.id && tunnel.linkId === link.id;
   return { key: `link ${source.id} ${link.id}`, label: `link to ${link.peerId}`, test };
 }
 
-/** What the agents of a network carry. */
+/** The tunnels of a network's agents. */
 export function ofNetwork(state, name) {
   const members = agents(state).filter((agent) => agent.network === name);
   return ofAgents(`network ${name}`, `network ${name}`, members);
 }
 
-/** What stands still. */
+/** Bytes are waiting and some move; not the same as stalled. */
+export const SLOW = { key: "slow", label: "slow", test: (it) => it.state === "slow" };
+
+/** Bytes are waiting and none move. */
 export const STALLED = { key: "stalled", label: "stalled", test: (it) => it.state === "stalled" };

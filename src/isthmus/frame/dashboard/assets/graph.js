@@ -1,7 +1,7 @@
-// The live picture as a graph: who is there, who is joined to whom, how much goes between. Pure.
+// The live picture as a graph: nodes, the links between them, and their rates. Pure.
 //
 // A node: {key, column, title, detail, level, mark, filter}. Columns are 0 clients, 1 programs that
-// accept, 2 agents and what stands in their place, 3 where it goes. An edge: {key, from, to,
+// accept, 2 agents or what takes their place, 3 targets. An edge: {key, from, to,
 // toTarget, toClient, level, filter}.
 
 import { ofAgents, ofLink, ofNetwork, ofSource } from "./filters.js";
@@ -59,10 +59,10 @@ class Graph {
   }
 
   clients() {
-    return this.node("clients", 0, { title: "Clients", detail: "who asks", level: "end" });
+    return this.node("clients", 0, { title: "Clients", level: "end" });
   }
 
-  /** A program that cannot be reached: it is drawn, and nothing is said of what it does. */
+  /** A program that cannot be reached: a node without traffic. */
   missing(source) {
     const { level, text, mark } = readiness(source);
     const column = source.program === "agent" ? 2 : 1;
@@ -71,7 +71,7 @@ class Graph {
     this.node(`program ${source.id}`, column, parts);
   }
 
-  /** A program that takes connections. */
+  /** A program that accepts connections. */
   front(source) {
     const { level, text, mark } = readiness(source);
     const title = nameOf(source);
@@ -82,21 +82,21 @@ class Graph {
     return key;
   }
 
-  /** Where an agent's connections go. */
+  /** The targets of an agent. */
   targets(name) {
     const one = this.networks.find((network) => network.name === name);
     if (one) return this.network(one, 3, ofNetwork(this.state, name));
-    return this.node("targets", 3, { title: "Targets", detail: "where it goes", level: "end" });
+    return this.node("targets", 3, { title: "Targets", level: "end" });
   }
 
-  /** A network: behind its agents, or in their column where there are none. */
+  /** A network: behind its agents, or in their column if it has none. */
   network({ name, way, agents: number }, column, filter) {
     const detail = isByAgents({ way }) ? plural(number, "agent") : way;
     const parts = { title: name, detail: `network · ${detail}`, level: "end", filter };
     return this.node(`network ${name}`, column, parts);
   }
 
-  /** The agents, or their zones where they are too many, with their links and networks. */
+  /** The agents, or their zones if there are too many agents, with links and networks. */
   addAgents(most) {
     const all = agents(this.state);
     const groups = grouped(all, most);
@@ -122,11 +122,11 @@ class Graph {
     }
   }
 
-  /** Nodes in columns and edges between them; a long column keeps its first and counts the rest. */
+  /** Nodes in columns and edges between them; a long column is cut, and its rest counted. */
   done(most) {
     const columns = [0, 1, 2, 3].map((column) => {
       const all = [...this.nodes.values()].filter((node) => node.column === column);
-      // Agents fit already; networks without agents come below them.
+      // The agents fit already; networks without agents come below them.
       if (column === 2) return all.sort((a, b) => Boolean(b.agents) - Boolean(a.agents));
       return fold(all, most, (node) => this.#into(node));
     });
@@ -151,13 +151,13 @@ function fold(nodes, most, into) {
   const kept = nodes.slice(0, most - 1);
   const gone = new Set(nodes.slice(most - 1).map((node) => node.key));
   const { column } = nodes[0];
-  const title = `and ${gone.size} more`;
+  const title = `${gone.size} more`;
   const more = { key: `more ${column}`, column, title, detail: "", level: "end" };
   into({ gone, key: more.key });
   return [...kept, more];
 }
 
-/** Agents one by one where they fit, else by zone, else the first of them and how many more. */
+/** Agents one by one if they fit, else by zone, else the first of them and the number of the rest. */
 function grouped(all, most) {
   if (all.length <= most) return all.map(single);
   const zones = Map.groupBy(all, (agent) => agent.zone);
@@ -168,7 +168,7 @@ function grouped(all, most) {
   }
   const shown = all.slice(0, most - 1);
   const rest = all.slice(most - 1);
-  return [...shown.map(single), group("more agents", `and ${rest.length} more`, rest)];
+  return [...shown.map(single), group("more agents", `${rest.length} more`, rest)];
 }
 
 function single(agent) {
@@ -190,19 +190,19 @@ function group(key, title, some) {
   const bad = some.filter((agent) => standing(agent).level !== "ok");
   const load = plural(some.reduce((sum, agent) => sum + agent.tunnels, 0), "tunnel");
   const detail = bad.length
-    ? `${plural(some.length, "agent")}, ${bad.length} not well`
+    ? `${plural(some.length, "agent")}, ${bad.length} unhealthy`
     : `${plural(some.length, "agent")} · ${load}`;
   const level = bad.length ? "warn" : "ok";
   const filter = ofAgents(key, title, some);
   return { key, title, detail, level, agents: some, many: true, filter };
 }
 
-/** What all tunnels move together; the picture's own words for those who cannot see it. */
+/** A summary of the picture for screen readers. */
 export function inWords(state) {
   const all = agents(state);
   const moving = tunnels(state).filter((tunnel) => rateOf(tunnel) > 0).length;
   const bad = all.filter((agent) => standing(agent).level !== "ok").length;
-  const not = bad ? `, ${bad} not well` : "";
+  const not = bad ? `, ${bad} unhealthy` : "";
   const programs = plural(known(state).length, "program");
   return `${programs}, ${plural(all.length, "agent")}${not}, ${plural(moving, "tunnel")} moving`;
 }

@@ -1,4 +1,4 @@
-// What each kind of program adds to the live picture. Pure; the graph itself is graph.js.
+// Adds each kind of program to the live picture. Pure; the graph itself is graph.js.
 
 import { ofRelay, ofServerLink, ofSource } from "./filters.js";
 import { plural, roundTrip } from "./units.js";
@@ -6,7 +6,7 @@ import { agents, isByAgents, known, readiness, relaysTo, standing } from "./view
 
 function server(graph, source) {
   const key = graph.front(source);
-  // A network that is reached without agents hangs on the server itself.
+  // A network that is reached without agents is joined to the server itself.
   const test = (tunnel) => tunnel.source.id === source.id && !tunnel.agentId;
   const flow = flowOf([...source.tunnels.values()].filter(test));
   const filter = { key: `direct ${source.id}`, label: `${source.instance}, without agents`, test };
@@ -17,11 +17,11 @@ function server(graph, source) {
   for (const relay of relaysTo(source)) addRelay(graph, source, key, relay);
 }
 
-/** Another server whose agents this one asks: there is a way while something goes by it. */
+/** Another server that this one relays through: drawn while it carries tunnels. */
 function addRelay(graph, source, key, relay) {
   const filter = ofRelay(source, relay.serverId);
   const carried = [...source.tunnels.values()].filter(filter.test);
-  if (!carried.length) return; // servers are all linked to each other, and the panel lists that
+  if (!carried.length) return; // servers are all linked to each other, which a panel lists
   const { level, text, mark } = standing(relay);
   const flow = flowOf(carried);
   const other = known(graph.state).find((it) => it.snapshot.serverId === relay.serverId);
@@ -39,7 +39,7 @@ function addRelay(graph, source, key, relay) {
 function agentProgram(graph, source) {
   const { level, text, mark } = readiness(source);
   const id = source.snapshot.agentId ?? source.instance;
-  if (agents(graph.state).some((agent) => agent.id === id)) return; // its server shows it already
+  if (agents(graph.state).some((agent) => agent.id === id)) return; // its server adds it already
   const key = graph.node(`agent ${id}`, 2, {
     title: id,
     detail: `agent · ${text}`,
@@ -63,7 +63,7 @@ function agentProgram(graph, source) {
 function apiserverProxy(graph, source) {
   const from = graph.front(source);
   for (const upstream of source.snapshot.upstreams ?? []) {
-    const text = upstream.up ? (upstream.failed ? "failed a moment ago" : "up") : "down";
+    const text = upstream.up ? (upstream.failed ? "failed recently" : "up") : "down";
     const level = upstream.up ? (upstream.failed ? "warn" : "ok") : "bad";
     const detail = `${text} · ${plural(upstream.connections, "tunnel")}`;
     const test = (tunnel) => tunnel.source.id === source.id && tunnel.target === upstream.address;
@@ -97,7 +97,7 @@ function sidecar(graph, source) {
   graph.edge(to, graph.targets(""), { ...source.rates, filter });
 }
 
-/** A program of a kind that this page does not know. */
+/** A program of a kind unknown to this page. */
 export function other(graph, source) {
   const key = graph.front(source);
   graph.edge(key, graph.targets(""), { ...source.rates, filter: ofSource(source, source.program) });

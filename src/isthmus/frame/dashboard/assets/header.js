@@ -1,4 +1,4 @@
-// The top of the page: which programs, how they stand, whether we hear them, and the sums.
+// The top of the page: the programs and their state, the connection to the feed, and the totals.
 
 import {
   badge,
@@ -12,12 +12,13 @@ import {
   setPeer,
   setText,
 } from "./dom.js";
-import { STALLED } from "./filters.js";
-import { bytes, count, duration, perSecond, plural, rate } from "./units.js";
-import { beats, counted, nameOf, readiness, totals, tunnels } from "./views.js";
+import { SLOW, STALLED } from "./filters.js";
+import { bytes, count, duration, perSecond, plural, rate, roundTrip } from "./units.js";
+import { beats, counted, nameOf, quantile, readiness, steps, totals, tunnels } from "./views.js";
 import { spark } from "./charts.js";
 
 const MOST_PROGRAMS = 8;
+const RECENT_STEPS = 6; // dial times of the last minute
 const LIVE = {
   connecting: "connecting",
   live: "live",
@@ -36,9 +37,10 @@ export class Header {
     byId("live-retry").addEventListener("click", retry);
     byId("tile-tunnels").addEventListener("click", () => filter(null));
     byId("tile-stalled").addEventListener("click", () => filter(STALLED));
+    byId("tile-slow").addEventListener("click", () => filter(SLOW));
   }
 
-  /** How the feed stands. */
+  /** Show the state of the feed. */
   live(status) {
     this.#status = status;
     this.drawLive();
@@ -49,14 +51,14 @@ export class Header {
     setClass(byId("live"), `live ${state}`);
     setText(byId("live-text"), LIVE[state]);
     byId("live-retry").hidden = !["lost", "reconnecting", "locked"].includes(state);
-    setText(byId("live-retry"), state === "locked" ? "Enter the token" : "Try now");
+    setText(byId("live-retry"), state === "locked" ? "Enter token" : "Retry now");
     setAttr(document.body, "data-stale", ["lost", "reconnecting"].includes(state));
     const trouble = byId("trouble");
     trouble.hidden = state !== "lost";
     if (state !== "lost") return;
     const left = Math.max(0, Math.ceil((retryAt - performance.now()) / 1000));
-    const then = left ? `Trying again in ${left} s.` : "Trying again.";
-    setText(trouble, `Not connected: ${why}. What you see is how it was. ${then}`);
+    const then = left ? `Retrying in ${left} s.` : "Retrying.";
+    setText(trouble, `Not connected: ${why}. The page shows the last known state. ${then}`);
   }
 
   draw(filterKey) {
@@ -84,28 +86,31 @@ export class Header {
   #tiles(filterKey) {
     const sum = totals(this.#state);
     const all = tunnels(this.#state);
-    const stalled = all.filter((it) => it.state === "stalled").length;
     const live = counted(this.#state);
     if (!live.length) return;
     setText(byId("sum-tunnels"), count(all.length + sum.truncated));
     setText(byId("sum-tunnels-note"), `${count(sum.tunnelsEnded)} ended`);
-    setText(byId("sum-stalled"), count(stalled));
-    setText(byId("sum-stalled-note"), stalled ? "show them" : "nothing waits");
-    setClass(byId("tile-stalled"), stalled ? "tile warn" : "tile");
-    setAttr(byId("tile-stalled"), "aria-pressed", String(filterKey === "stalled"));
+    for (const [state, level] of [["stalled", "warn"], ["slow", "slow"]]) {
+      const some = all.filter((it) => it.state === state).length;
+      setText(byId(`sum-${state}`), count(some));
+      setText(byId(`sum-${state}-note`), some ? "show them" : "none");
+      setClass(byId(`tile-${state}`), some ? `tile ${level}` : "tile");
+      setAttr(byId(`tile-${state}`), "aria-pressed", String(filterKey === state));
+    }
     setText(byId("sum-target"), rate(sum.rates.toTarget));
-    setText(byId("sum-target-note"), `${bytes(sum.bytesToTarget)} in all`);
+    setText(byId("sum-target-note"), `${bytes(sum.bytesToTarget)} total`);
     setText(byId("sum-client"), rate(sum.rates.toClient));
-    setText(byId("sum-client-note"), `${bytes(sum.bytesToClient)} in all`);
+    setText(byId("sum-client-note"), `${bytes(sum.bytesToClient)} total`);
     setText(byId("sum-dials"), perSecond(sum.rates.dials));
-    setText(byId("sum-dials-note"), `${count(sum.dials)} in all`);
+    setText(byId("sum-dials-note"), `${count(sum.dials)} total`);
     setText(byId("sum-failed"), perSecond(sum.rates.failed));
-    setText(byId("sum-failed-note"), `${count(sum.dialsFailed)} in all`);
+    setText(byId("sum-failed-note"), `${count(sum.dialsFailed)} total`);
     setClass(byId("tile-failed"), sum.rates.failed > 0 ? "tile warn" : "tile");
-    setText(
-      byId("tunnel-left"),
-      sum.truncated ? `and ${count(sum.truncated)} more that are not listed` : "",
-    );
+    const times = steps(this.#state).slice(-RECENT_STEPS).flatMap((it) => it.dialTimes);
+    setText(byId("sum-dial-time"), roundTrip(quantile(times, 0.99)));
+    setText(byId("sum-dial-time-note"), `p50 ${roundTrip(quantile(times, 0.5))}`);
+    const left = sum.truncated ? `${count(sum.truncated)} more not listed` : "";
+    setText(byId("tunnel-left"), left);
     const curve = beats(this.#state);
     spark(byId("spark-target"), curve.map((beat) => beat.toTarget));
     spark(byId("spark-client"), curve.map((beat) => beat.toClient));

@@ -1,4 +1,4 @@
-// Keys that work everywhere on the page, except while one writes.
+// Keyboard shortcuts that work everywhere on the page, except in text fields.
 
 import { byId } from "./dom.js";
 
@@ -23,7 +23,7 @@ export function listenToKeys({ table, details, end, close }) {
 
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    if (document.querySelector("dialog[open]")) return; // a dialog has keys of its own
+    if (document.querySelector("dialog[open]")) return; // a dialog has its own keys
     if (event.target === byId("search")) {
       searchKey(event);
       return;

@@ -1,9 +1,10 @@
-// Puts the parts together: the feed changes the state, and the state is drawn once a frame.
+// Wires the parts: the feed changes the state, and the state is drawn at most once a frame.
 
 import { Charts } from "./charts.js";
 import { Details } from "./details.js";
 import { Feed } from "./feed.js";
 import { Header } from "./header.js";
+import { Installation } from "./installation.js";
 import { listenToKeys } from "./keys.js";
 import { Panels } from "./panels.js";
 import { Peers } from "./peers.js";
@@ -19,8 +20,8 @@ const filter = (wanted) => {
   soon();
 };
 const table = new TunnelTable(state, {
-  opened: (tunnel, { quietly = false } = {}) => {
-    if (!quietly || details.tunnel) details.open(tunnel);
+  opened: (tunnel, row, { quietly = false } = {}) => {
+    if (!quietly || details.tunnel) details.open(tunnel, row);
   },
   asked: (tunnel) => end(tunnel),
 });
@@ -32,6 +33,7 @@ const details = new Details({
 const header = new Header(state, { retry, filter });
 const picture = new Picture(state, { filter, refresh: (it) => table.refresh(it) });
 const charts = new Charts(state);
+const installation = new Installation(state);
 const peers = new Peers(state, { filter });
 const panels = new Panels(state);
 const feed = new Feed({ heard, changed: (status) => header.live(status), token });
@@ -40,14 +42,14 @@ let waiting = false;
 
 function heard(name, data) {
   if (name === "hello") {
-    table.select(null); // the tunnels of another life have other numbers
-    // A program that was updated has another page than this one.
+    table.select(null); // a restarted program numbers its tunnels anew
+    // An updated program may have another version of this page.
     if (state.version && state.version !== data.version) location.reload();
   }
   if (state.take(name, data)) soon();
 }
 
-/** Draw with the next frame, once, however much is heard until then. */
+/** Draw in the next frame, once, however many events arrive before it. */
 function soon() {
   if (waiting) return;
   waiting = true;
@@ -58,11 +60,12 @@ function soon() {
 }
 
 function draw() {
-  for (const part of [header, picture, charts, table, details, peers, panels]) {
+  const parts = [header, picture, charts, table, details, installation, peers, panels];
+  for (const part of parts) {
     try {
       part.draw(table.filterKey);
     } catch (error) {
-      // A program of another version may leave out what one part counts on; the others go on.
+      // A program of another version may lack what one part needs; the others still draw.
       reportError(error);
     }
   }
@@ -74,7 +77,7 @@ function retry() {
 }
 
 function end(tunnel) {
-  details.open(tunnel);
+  if (details.tunnel?.key !== tunnel.key) details.open(tunnel);
   details.ask();
 }
 

@@ -1,10 +1,10 @@
-// Which tunnels are shown, and in which order. Pure.
+// Selects and sorts the tunnels to show. Pure.
 
 import { byName } from "./units.js";
 
 const STATES = { stalled: 0, slow: 1, "half-closed": 2, open: 3 };
 
-/** By what tunnels can be sorted: how two compare, and which way round a first click sorts. */
+/** The sort keys: how two tunnels compare, and the order of a first click. */
 export const SORTS = {
   requester: { compare: (a, b) => byName(a.requester, b.requester), first: "ascending" },
   target: { compare: (a, b) => byName(a.target, b.target), first: "ascending" },
@@ -20,7 +20,7 @@ export function rateOf(tunnel) {
   return tunnel.toTarget + tunnel.toClient;
 }
 
-/** Those that hold every word of a search, and that a filter lets through. */
+/** The tunnels that contain every word of a search and pass the filter. */
 export function sift(tunnels, search, filter) {
   const words = search.toLowerCase().split(/\s+/).filter(Boolean);
   if (!words.length && !filter) return tunnels;
@@ -30,14 +30,14 @@ export function sift(tunnels, search, filter) {
   );
 }
 
-/** Sorted; what compares alike keeps the order of its key, so that rows do not dance. */
+/** Sorted; equal tunnels are ordered by key, so that rows keep their places. */
 export function sorted(tunnels, { by, way }) {
   const { compare } = SORTS[by];
   const sign = way === "ascending" ? 1 : -1;
   return [...tunnels].sort((a, b) => sign * compare(a, b) || byKey(a, b));
 }
 
-/** The order that was, with what came since at its end: nothing moves under a pointer. */
+/** The previous order, with new tunnels at its end: nothing moves under a pointer. */
 export function held(order, tunnels) {
   const left = new Map(tunnels.map((tunnel) => [tunnel.key, tunnel]));
   const kept = [];

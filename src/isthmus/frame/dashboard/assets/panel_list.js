@@ -1,8 +1,8 @@
-// What the quiet panels below show. Each has a title, its rows and columns, and what it says
-// without rows; `when` says for which sources it is there, `note` what is wrong with them.
+// The panels below the tunnels. Each has a title, rows, columns, and a text for when it has no
+// rows; `when` tells for which sources a panel is shown, `note` is a warning about them.
 
 import { figure, said, stands } from "./plain_table.js";
-import { byName, bytes, clock, count, duration, expiry, roundTrip } from "./units.js";
+import { byName, bytes, clock, count, duration, expiry, plural, roundTrip } from "./units.js";
 import { known, listed, nameOf, standing } from "./views.js";
 
 const age = (it) => duration(performance.now() / 1000 - it.bornAt);
@@ -16,12 +16,12 @@ export const PANELS = [
     when: (it) => "upstreams" in it.snapshot,
     rows: (state) => listed(state, "upstreams"),
     keyOf: (it) => `${it.source.id} ${it.address}`,
-    none: "No upstream is configured.",
+    none: "No upstreams configured.",
     columns: [
       said("Address", (it) => it.address, (it) => it.resolved.join(", ")),
       stands("State", (it) =>
         it.up
-          ? it.failed ? { level: "warn", text: "failed a moment ago" } : { level: "ok", text: "up" }
+          ? it.failed ? { level: "warn", text: "failed recently" } : { level: "ok", text: "up" }
           : { level: "bad", text: "down" },
       ),
       said("Last check", (it) => it.lastCheck || "–", through),
@@ -34,7 +34,7 @@ export const PANELS = [
     when: (it) => "routes" in it.snapshot,
     rows: (state) => listed(state, "routes"),
     keyOf: (it) => `${it.source.id} ${it.name}`,
-    none: "No route is configured.",
+    none: "No routes configured.",
     columns: [
       said("Route", (it) => it.name, hostsOf),
       said("Backends", (it) => it.backends.map(backend).join(", ")),
@@ -43,57 +43,57 @@ export const PANELS = [
   },
   {
     key: "names",
-    title: "Names",
+    title: "Name lookups",
     when: (it) => it.snapshot.names,
     note: (state) => known(state).map((it) => it.snapshot.names).map(namesFail).find(Boolean),
     rows: (state) => known(state).flatMap((it) => it.snapshot.names?.lookups ?? []),
     keyOf: (it) => `${it.source} ${it.result}`,
-    none: "No name has been looked up.",
+    none: "No lookups yet.",
     columns: [
-      said("Asked", (it) => it.source),
-      said("Answer", (it) => it.result),
-      figure("Times", (it) => count(it.count)),
+      said("Source", (it) => it.source),
+      said("Result", (it) => it.result),
+      figure("Count", (it) => count(it.count)),
     ],
   },
   {
     key: "node-traffic",
-    title: "From this node to the control plane",
+    title: "Node to control plane",
     when: (it) => it.snapshot.nodeTraffic,
     note: (state) => nodes(state).map((it) => it.waitsFor).find(Boolean),
     rows: (state) => nodes(state).flatMap((node) => node.targets.map((it) => ({ ...it, node }))),
     keyOf: (it) => `${it.localPort}`,
-    none: "No destination is configured.",
+    none: "No destinations configured.",
     columns: [
-      said("Here", (it) => `${it.node.address}:${it.localPort}`, (it) => it.node.interface),
-      said("Leads to", (it) => it.destination),
+      said("Listens on", (it) => `${it.node.address}:${it.localPort}`, (it) => it.node.interface),
+      said("Destination", (it) => it.destination),
       stands("State", (it) =>
         it.node.waitsFor || !it.node.listening
-          ? { level: "warn", text: it.node.listening ? "waits" : "not listening" }
-          : { level: "ok", text: "serves" },
+          ? { level: "warn", text: it.node.listening ? "waiting" : "not listening" }
+          : { level: "ok", text: "ready" },
       ),
-      figure("Open", (it) => `${it.node.open}, ${it.node.waiting} wait`),
+      figure("Open", (it) => `${it.node.open}, ${it.node.waiting} waiting`),
     ],
   },
   {
     key: "node-failures",
-    title: "Connections of this node that failed",
+    title: "Failed connections from this node",
     when: (it) => it.snapshot.nodeTraffic,
     rows: (state) => nodes(state).flatMap((it) => it.recentFailures),
     keyOf: (it) => `${it.connectionId} ${it.client} ${it.at}`,
-    none: "None has failed.",
+    none: "No failures.",
     columns: [
       said("When", ago, (it) => it.connectionId),
       said("Client", (it) => it.client),
-      said("Where to", (it) => it.destination, (it) => it.reason),
+      said("Destination", (it) => it.destination, (it) => it.reason),
     ],
   },
   {
     key: "node-servers",
-    title: "Who carries connections of this node",
+    title: "Servers for connections from this node",
     when: (it) => it.snapshot.nodeTraffic,
     rows: (state) => nodes(state).flatMap((it) => it.servers),
     keyOf: (it) => it.serverId,
-    none: "No server is linked.",
+    none: "No server linked.",
     columns: [said("Server", (it) => it.serverId), stands("State", carrying)],
   },
   {
@@ -102,19 +102,19 @@ export const PANELS = [
     when: (it) => it.program === "server",
     rows: (state) => known(state).filter((it) => it.program === "server").flatMap(linksOf),
     keyOf: (it) => `${it.source.id} ${it.id}`,
-    none: "No agent is linked.",
+    none: "No agent linked.",
     columns: [
       said("Agent", (it) => it.peerId || "–", (it) => it.peerAddress),
       stands("State", standing),
       said("Carrier", (it) => it.carrier, (it) => `for ${age(it)}`),
       figure("Streams", (it) => count(it.streams)),
       figure("Held", (it) => bytes(it.heldBytes)),
-      figure("Grown by", (it) => bytes(it.windowGrowthBytes)),
+      figure("Window growth", (it) => bytes(it.windowGrowthBytes)),
     ],
   },
   {
     key: "memory",
-    title: "Memory kept for peers",
+    title: "Memory held for peers",
     when: (it) => it.snapshot.memory,
     note: (state) => known(state).map((it) => it.snapshot.memory).map(usedUp).find(Boolean),
     rows: (state) => known(state).flatMap(holdersOf),
@@ -122,7 +122,7 @@ export const PANELS = [
     none: "",
     columns: [
       said("Peer", (it) => it.peer || "all peers", (it) => nameOf(it.source)),
-      figure("Kept", (it) => bytes(it.bytes)),
+      figure("Held", (it) => bytes(it.bytes)),
       figure("Limit", (it) => (it.peer ? "" : bytes(it.source.snapshot.memory.budgetBytes))),
     ],
   },
@@ -135,7 +135,7 @@ export const PANELS = [
     none: "",
     columns: [
       said("Server", (it) => it.serverId || "–", (it) => it.address),
-      said("Who asks", asking, has),
+      said("Direction", asking, has),
       stands("State", standing),
       figure("Streams", (it) => count(it.streams)),
       figure("Round trip", (it) => roundTrip(it.rttSeconds)),
@@ -143,7 +143,7 @@ export const PANELS = [
   },
   {
     key: "destinations",
-    title: "What nodes may reach",
+    title: "Destinations allowed for nodes",
     when: (it) => it.snapshot.allowedDestinations?.length,
     rows: (state) => known(state).flatMap((it) => it.snapshot.allowedDestinations ?? []),
     keyOf: (it) => it,
@@ -152,15 +152,15 @@ export const PANELS = [
   },
   {
     key: "endpoints",
-    title: "What agents may dial",
+    title: "Endpoints agents may dial",
     when: (it) => it.snapshot.endpointAllow?.length || it.snapshot.endpointDeny?.length,
     rows: (state) => known(state).flatMap(endpointsOf),
     keyOf: (it) => `${it.source.id} ${it.allowed} ${it.what}`,
     none: "",
     columns: [
       said("Endpoints", (it) => it.what, (it) => nameOf(it.source)),
-      stands("May be dialed", (it) =>
-        it.allowed ? { level: "ok", text: "yes" } : { level: "idle", text: "no" },
+      stands("Access", (it) =>
+        it.allowed ? { level: "ok", text: "allowed" } : { level: "idle", text: "denied" },
       ),
     ],
   },
@@ -169,23 +169,23 @@ export const PANELS = [
     title: "Certificates",
     rows: (state) => listed(state, "certificates").sort(byExpiry),
     keyOf: (it) => `${it.source.id} ${it.file}`,
-    none: "No certificate is in use.",
+    none: "No certificates in use.",
     columns: [
-      stands("Left", (it) => expiry(it)),
+      stands("Validity", (it) => expiry(it)),
       said("File", (it) => it.file, (it) => `until ${it.notAfter}`),
     ],
   },
   {
     key: "endings",
-    title: "Recent endings",
+    title: "Recently ended tunnels",
     rows: (state) => listed(state, "recentEndings").sort((a, b) => b.at - a.at),
     keyOf: (it) => [it.source.id, it.connectionId, it.target, it.durationSeconds].join(" "),
     none: "No tunnel has ended yet.",
     columns: [
       said("When", ago, (it) => `after ${duration(it.durationSeconds)}`),
-      said("Where to", (it) => it.target, (it) => it.connectionId),
-      stands("How", (it) => ({ level: it.ending === "closed" ? "ok" : "idle", text: it.ending })),
-      said("By", (it) => it.by, moved),
+      said("Target", (it) => it.target, (it) => it.connectionId),
+      stands("Ending", (it) => ({ level: it.ending === "closed" ? "ok" : "idle", text: it.ending })),
+      said("Ended by", (it) => it.by, moved),
     ],
   },
   {
@@ -195,13 +195,13 @@ export const PANELS = [
     keyOf: (it) => `${it.time} ${it.stage} ${it.connectionId ?? ""} ${it.destination ?? ""}`,
     none: (state) =>
       known(state).some((it) => it.audit.enabled)
-        ? "Nothing has been recorded yet."
-        : "The audit log is off: --audit-log-path switches it on.",
+        ? "No records yet."
+        : "The audit log is off. Enable it with --audit-log-path.",
     columns: [
       said("When", (it) => clock(it.time), (it) => it.connectionId ?? ""),
       stands("Stage", (it) => ({ level: STAGES[it.stage] ?? "idle", text: it.stage })),
-      said("Who", whoOf, (it) => it.claimed?.user ?? ""),
-      said("Where to", (it) => it.destination ?? "–", outcome),
+      said("Client", whoOf, (it) => it.claimed?.user ?? ""),
+      said("Target", (it) => it.destination ?? "–", outcome),
     ],
   },
   {
@@ -232,29 +232,31 @@ function gate({ enabled }) {
 }
 
 function carrying({ carries, silent }) {
-  if (silent) return { level: "warn", text: "did not answer" };
-  if (carries === "yes") return { level: "ok", text: "carries them" };
-  return { level: "idle", text: carries === "no" ? "carries none" : "does not say" };
+  if (silent) return { level: "warn", text: "no answer" };
+  if (carries === "yes") return { level: "ok", text: "available" };
+  return { level: "idle", text: carries === "no" ? "not supported" : "unknown" };
 }
 
-/** Which of two servers passes its dials to the agents of the other. */
+/** Which of the two servers dials through the agents of the other. */
 function asking({ direction, serverId, source }) {
-  return `${direction === "to" ? nameOf(source) : serverId} asks`;
+  return `${direction === "to" ? nameOf(source) : serverId} dials`;
 }
 
-function has({ direction, agents }) {
-  if (direction !== "to") return "for our agents";
-  return agents ? "it has agents" : "it has no agents";
+function has({ direction, agents, agentCount }) {
+  if (direction !== "to") return "through agents of this server";
+  if (!agents) return "no agents reported";
+  // Programs of older versions do not report how many.
+  return agentCount ? `${plural(agentCount, "agent")} reported` : "agents reported";
 }
 
-/** Both lists of an agent; what is denied is denied whatever is allowed, so it comes first. */
+/** Both lists of an agent. The denied ones come first: they win over the allowed ones. */
 function endpointsOf(source) {
   const { endpointAllow = [], endpointDeny = [] } = source.snapshot;
   const rows = (list, allowed) => list.map((what) => ({ what, allowed, source }));
   return [...rows(endpointDeny, false), ...rows(endpointAllow, true)];
 }
 
-/** The whole of a program's memory budget, then the peers that hold the most of it. */
+/** A program's whole memory budget, then the peers that hold most of it. */
 function holdersOf(source) {
   const { memory } = source.snapshot;
   if (!memory) return [];
@@ -264,7 +266,7 @@ function holdersOf(source) {
 
 function usedUp(memory) {
   if (!memory || memory.usedBytes < memory.budgetBytes) return "";
-  return "The memory budget is used up: peers over their share are slowed down or refused.";
+  return "The memory budget is exhausted: peers over their share are slowed or refused.";
 }
 
 function linksOf(source) {
@@ -276,7 +278,7 @@ function through(upstream) {
 }
 
 function hostsOf(route) {
-  return route.hosts.join(", ") || (route.isDefault ? "every other name" : "");
+  return route.hosts.join(", ") || (route.isDefault ? "all other names" : "");
 }
 
 function backend({ address, failed }) {
@@ -290,10 +292,10 @@ function ofMost({ connections, maxConnections }) {
 function namesFail(names) {
   if (!names || names.tunnelWorks) return "";
   const since = duration(names.failingSeconds);
-  return `The guest cluster's DNS has not been reached through the tunnel for ${since}.`;
+  return `The guest cluster's DNS has been unreachable through the tunnel for ${since}.`;
 }
 
-/** As the tunnels call it: `uid:0`, and not a figure alone. */
+/** As tunnels have it: `uid:0` rather than the number alone. */
 function whoOf({ requester }) {
   if (!requester?.name) return "–";
   return requester.kind ? `${requester.kind}:${requester.name}` : requester.name;

@@ -1,9 +1,9 @@
-// Draws the quiet panels below: certificates, endings, audit, gates, and what a program adds.
+// Draws the panels below the tunnels: certificates, ended tunnels, audit, and each program's own.
 
 import { badge, byId, el, keyed, setText } from "./dom.js";
 import { PANELS } from "./panel_list.js";
 import { PlainTable } from "./plain_table.js";
-import { count, plural } from "./units.js";
+import { count } from "./units.js";
 import { known } from "./views.js";
 
 const MOST = 50;
@@ -30,7 +30,7 @@ export class Panels {
     setText(parts.count, all.length ? count(all.length) : "");
     setText(parts.none, all.length ? "" : typeof none === "string" ? none : none(this.#state));
     const more = all.length - MOST;
-    setText(parts.more, more > 0 ? `and ${plural(more, "more", "more")}` : "");
+    setText(parts.more, more > 0 ? `${count(more)} more not listed` : "");
     const worst = note?.(this.#state) ?? "";
     parts.note.hidden = !worst;
     setText(parts.note.lastChild, worst);
@@ -39,7 +39,7 @@ export class Panels {
 
 function makePanel({ key, title }) {
   const id = `panel-${key}`;
-  const region = { role: "region", "aria-labelledby": id, tabindex: "0" };
+  const region = { role: "group", "aria-labelledby": id, tabindex: "0" };
   const element = el("table", { class: "plain small" }, el("thead"), el("tbody"));
   const parts = {
     table: new PlainTable(element),

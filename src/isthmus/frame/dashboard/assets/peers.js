@@ -1,9 +1,9 @@
-// Who is at the other end of the links: a server's agents, or an agent's servers.
+// The other ends of the links: a server's agents, or an agent's servers.
 
 import { byId, setText } from "./dom.js";
 import { ofAgents, ofServerLink } from "./filters.js";
 import { figure, PlainTable, said, stands } from "./plain_table.js";
-import { bytes, count, duration, plural, rate, roundTrip } from "./units.js";
+import { byName, bytes, count, duration, plural, rate, roundTrip } from "./units.js";
 import { agents, known, standing } from "./views.js";
 
 const MOST = 100;
@@ -21,6 +21,13 @@ const AGENTS = [
   said("Version", (it) => it.version || "–"),
 ];
 
+/** On a page of several servers an agent also has those it is linked to. */
+const AGENTS_OF_SEVERAL = [
+  ...AGENTS.slice(0, 2),
+  said("Linked to", (it) => [...new Set(it.servers)].sort(byName).join(", ")),
+  ...AGENTS.slice(2),
+];
+
 const SERVERS = [
   said("Server", (it) => it.peerId || "–", (it) => it.peerAddress),
   stands("State", standing),
@@ -30,7 +37,7 @@ const SERVERS = [
   figure("To targets", (it) => rate(it.toTarget)),
   figure("To clients", (it) => rate(it.toClient)),
   figure("Held", (it) => bytes(it.heldBytes)),
-  figure("Grown by", (it) => bytes(it.windowGrowthBytes)),
+  figure("Window growth", (it) => bytes(it.windowGrowthBytes)),
   figure("Linked for", (it) => duration(performance.now() / 1000 - it.bornAt)),
 ];
 
@@ -53,11 +60,12 @@ export class Peers {
     setText(byId("peers-title").firstChild, hasServer ? "Agents " : "Servers ");
     const expected = sources.reduce((sum, source) => sum + (source.snapshot.knownServers ?? 0), 0);
     setText(byId("peers-count"), hasServer ? count(all.length) : `${all.length} of ${expected}`);
-    this.#table.columns(hasServer ? AGENTS : SERVERS);
+    const several = sources.filter(({ program }) => program === "server").length > 1;
+    this.#table.columns(hasServer ? (several ? AGENTS_OF_SEVERAL : AGENTS) : SERVERS);
     this.#table.show(all.slice(0, MOST), (it) => (hasServer ? it.id : `${it.source.id}/${it.id}`));
     const more = all.length - MOST;
-    const rest = `and ${plural(more, "more agent")}; isthmus agents lists all`;
-    const none = all.length ? "" : `No ${hasServer ? "agent" : "server"} is linked.`;
+    const rest = `${plural(more, "more agent")} not listed; isthmus agents lists all`;
+    const none = all.length ? "" : `No ${hasServer ? "agent" : "server"} linked.`;
     setText(byId("peers-more"), more > 0 ? rest : none);
   }
 }

@@ -1,7 +1,7 @@
-// Draws the live picture: an SVG of the ways, and buttons for who is at their ends.
+// Draws the live picture: lines as SVG, and a button for each node.
 //
-// Buttons and not SVG text, because they can be focused, cut long names, and keep foreign scripts
-// in their place. Wide pages have columns from left to right, narrow ones layers from top to foot.
+// Buttons rather than SVG text, because they take focus, cut long names, and isolate the writing
+// direction of peers' text. Wide pages have columns from left to right, narrow ones layers.
 
 import {
   badge,
@@ -19,19 +19,21 @@ import { place } from "./picture_layout.js";
 import { rate } from "./units.js";
 
 const WIDE = 600;
-const MOST = { wide: 9, narrow: 6 };
+const MOST = { wide: 7, narrow: 6 };
+const FLAT_ROWS = 2;
 
 export class Picture {
   #state;
   #filter;
   #refresh;
   #box = byId("picture");
-  #ways = svg("svg", { class: "ways", role: "group", "aria-label": "Ways" });
+  #ways = svg("svg", { class: "ways", role: "group", "aria-label": "Links" });
   #nodes = el("div", { class: "nodes" });
   #words = el("p", { class: "hidden-text" });
   #width = 0;
-  #room = 0; // how high the panel is anyway
+  #room = 0; // the height of the panel without the picture's own needs
   #height = 0;
+  #rows = 0;
   #drawnFor = "";
 
   constructor(state, { filter, refresh }) {
@@ -51,9 +53,14 @@ export class Picture {
     if (!this.#width) return;
     const wide = this.#width >= WIDE;
     const graph = graphOf(this.#state, wide ? MOST.wide : MOST.narrow);
-    const { nodes, edges, height } = place(graph, { width: this.#width, room: this.#room, wide });
-    // It grows and never shrinks: what is below must not jump when an agent leaves.
+    const placed = place(graph, { width: this.#width, room: this.#room, wide });
+    const { nodes, edges, height } = placed;
+    // The picture grows and never shrinks: what is below must not move when an agent leaves.
     this.#height = wide ? Math.max(this.#height, height) : height;
+    this.#rows = Math.max(this.#rows, placed.rows);
+    // With few rows the charts come below, so that the panel is as high as what is in it.
+    setAttr(byId("upper"), "data-flat", this.#rows <= FLAT_ROWS);
+    setClass(this.#box, wide ? "picture" : "picture layers");
     this.#box.style.setProperty("min-height", `${this.#height}px`);
     setAttr(this.#ways, "width", this.#width);
     setAttr(this.#ways, "height", Math.max(this.#height, this.#room));
@@ -99,7 +106,7 @@ export class Picture {
   }
 }
 
-/** A name of which the beginning and what tells it apart stay in sight, however long it is. */
+/** A name of which the beginning and the distinguishing end stay in sight, however long it is. */
 function longName() {
   const parts = ["front", "tail", "rest"].map((name) => el("span", { class: name }));
   return el("bdi", { class: "title" }, ...parts);
@@ -107,7 +114,7 @@ function longName() {
 
 function setLongName(node, text) {
   setAttr(node, "title", text);
-  // Pods and ids differ at the end of their first label; behind it is a domain that all share.
+  // Names of pods differ at the end of their first label; the domain after it is shared.
   const [label] = text.split(".");
   const cut = label.length > 12 && /\p{L}/u.test(label) ? label.length - 5 : text.length;
   const [front, tail, rest] = node.children;
@@ -139,7 +146,7 @@ function fillWay(way, it, filterKey) {
   const flow = `${rate(it.toTarget)} to targets, ${rate(it.toClient)} to clients`;
   const said = it.filter ? `${it.filter.label}: ${flow}` : flow;
   setText(title, said);
-  // A link can be chosen by keys as well; the ends of others are buttons already.
+  // A link can be selected by keys, too; the ends of other lines are buttons already.
   const isLink = it.filter?.key.startsWith("link ") ?? false;
   setAttr(way, "tabindex", isLink ? "0" : null);
   setAttr(way, "role", isLink ? "button" : null);
@@ -152,13 +159,13 @@ function fillWay(way, it, filterKey) {
   setClass(toClient, `flow to-client ${speedOf(it.toClient)}`);
 }
 
-/** A hundred times as much is two and a half pixels more: from a ping to a backup on one scale. */
+/** A hundred times the rate is 2.5 pixels more: one scale from a ping to a backup. */
 function widthOf(perSecond) {
   if (perSecond < 1) return 2;
   return Math.round(Math.min(12, 3 + Math.max(0, Math.log10(perSecond / 100)) * 1.25) * 2) / 2;
 }
 
-/** Few speeds and not one for each rate: a changed duration would start the movement anew. */
+/** Few speeds rather than one for each rate: a new duration would restart the animation. */
 function speedOf(perSecond) {
   if (perSecond < 1) return "still";
   if (perSecond < 10_000) return "slow";

@@ -1,8 +1,8 @@
-// Short tables: one row for each item, the same elements from one update to the next.
+// Short tables: one row for each item, with the same elements from one update to the next.
 
 import { badge, el, keyed, peerText, setAttr, setBadge, setPeer, setText } from "./dom.js";
 
-/** A column of what a peer said. */
+/** A column of text from a peer. */
 export function said(name, read, second = null) {
   return {
     name,
@@ -14,7 +14,7 @@ export function said(name, read, second = null) {
   };
 }
 
-/** A column of figures. */
+/** A column of numbers. */
 export function figure(name, read) {
   return {
     name,
@@ -37,14 +37,14 @@ export function stands(name, read) {
 }
 
 /**
- * Fills a <table> with a thead and a tbody; `chosen(item)` hears clicks, where it is given, and
- * Enter: one row can be reached by Tab, the others from there by the arrows.
+ * Fills a <table> that has a thead and a tbody. If `chosen(item)` is given, it is called on a click
+ * and on Enter: Tab reaches one row, and the arrow keys the others.
  */
 export class PlainTable {
   #table;
   #columns = [];
   #chosen;
-  #reached = null; // the row that had the focus last
+  #reached = null; // the row that had focus last
 
   constructor(table, chosen = null) {
     this.#table = table;
@@ -52,7 +52,7 @@ export class PlainTable {
     if (chosen) table.addEventListener("keydown", (event) => this.#key(event));
   }
 
-  /** Say what the columns are; the same ones again change nothing. */
+  /** Set the columns; setting the same ones again changes nothing. */
   columns(columns) {
     if (columns === this.#columns) return;
     this.#columns = columns;
@@ -89,7 +89,7 @@ export class PlainTable {
     const row = el("tr");
     row.cells_ = this.#columns.map(({ name, class: names = "", make }) => {
       const parts = make();
-      // On narrow pages a row is a card, and a cell is named by this.
+      // On narrow pages a row is a card, and this is the label of the cell.
       row.append(el("td", { class: names, "data-label": name }, ...parts));
       return parts;
     });

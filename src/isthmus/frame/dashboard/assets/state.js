@@ -1,16 +1,16 @@
-// What the page knows: the sources of the feed, each with its tunnels, links, history and records.
+// The state of the page: the sources of the feed, each with tunnels, links, history and records.
 //
-// Knows nothing of the DOM. Times here are seconds of the page's own clock: ages go on by it.
+// Does not touch the DOM. Times are seconds of the page's own clock, by which ages advance.
 
-const SMOOTH = 0.5; // how much of a rate is the newest second
-const QUIET_S = 2.5; // without a word for so long, nothing moves
+const SMOOTH = 0.5; // the weight of the newest second in a rate
+const QUIET_S = 2.5; // without an event for this long, rates are zero
 const MOST_STEPS = 360;
 const MOST_RECORDS = 200;
-const MOST_BEATS = 60; // seconds of the small curves in the header
+const MOST_BEATS = 60; // seconds of the sparklines in the header
 
 const now = () => performance.now() / 1000;
 
-/** One program: what `hello` said of it, and its last picture. */
+/** One program: its entry in `hello`, and its last known state. */
 class Source {
   snapshot = {};
   tunnels = new Map();
@@ -18,7 +18,7 @@ class Source {
   history = [];
   audit = { enabled: false, records: [] };
   lost = "";
-  known = false; // a picture has come
+  known = false; // a full event has come
   rates = { toTarget: 0, toClient: 0, dials: 0, failed: 0 };
   beats = []; // the last seconds: {toTarget, toClient, tunnels}
   bornAt = 0;
@@ -61,7 +61,7 @@ class Source {
     this.#beat();
   }
 
-  /** A second went by: what was not heard of for a while does not move. */
+  /** A second has passed: rates of a silent source become zero. */
   tick() {
     if (!this.known || now() - this.heardAt < QUIET_S) return;
     for (const line of [...this.tunnels.values(), ...this.links.values(), this.rates]) still(line);
@@ -86,7 +86,7 @@ class Source {
       bornAt: now() - tunnel.ageSeconds,
       toTarget: before?.toTarget ?? 0,
       toClient: before?.toClient ?? 0,
-      // What the search looks through; lower case once, and not at every key.
+      // The text that the search looks through, in lower case.
       words: [tunnel.requester, tunnel.target, tunnel.agentId, tunnel.frontend, tunnel.state]
         .concat(tunnel.stalled, tunnel.slow, tunnel.connectionId, tunnel.relay, this.instance)
         .join("\n")
@@ -105,7 +105,7 @@ class Source {
     });
   }
 
-  /** Bring tunnels or links up to date, and their rates: what did not move slows down. */
+  /** Update tunnels or links, and their rates: the rate of what did not move falls. */
   #lines({ set = [], moved = [], gone = [] }, lines, add, move, seconds) {
     const before = new Map();
     const remember = (id) => lines.has(id) && before.set(id, flows(lines.get(id), this));
@@ -143,13 +143,13 @@ class Source {
   }
 }
 
-/** All sources, by what the feed said. */
+/** All sources, as the feed describes them. */
 export class State {
   version = "";
   sources = new Map();
-  moment = 0; // counts what changed: views of the same moment are the same
+  moment = 0; // counts changes: views of the same moment are the same
 
-  /** Take one event of the feed; false if it is none that is known. */
+  /** Take one event of the feed; false if it is unknown. */
   take(name, data) {
     this.moment += 1;
     if (name === "hello") {
@@ -172,8 +172,8 @@ export class State {
   }
 }
 
-// A tunnel counts its bytes by direction; a link by what this side sent and received, and on a
-// server what is sent goes towards targets.
+// A tunnel counts bytes by direction. A link counts what this side sent and received; a server
+// sends towards targets.
 function flows(line, source) {
   if ("bytesToTarget" in line) return [line.bytesToTarget, line.bytesToClient];
   const { sentBytes, receivedBytes } = line;

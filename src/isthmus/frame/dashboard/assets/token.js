@@ -1,20 +1,20 @@
-// The token of --admin-token-file: asked for when the program wants it, kept for this tab only.
+// The token of --admin-token-file: asked for when required, kept for this tab only.
 
 import { byId, setText } from "./dom.js";
 
 const KEY = "isthmus-token";
 
-/** Asks, remembers, and gives the header. */
+/** Asks for the token, keeps it, and gives the header. */
 export class Token {
   #asking = null;
 
-  /** The headers of a request: with the token, if there is one. */
+  /** The headers of a request, with the token if there is one. */
   headers() {
     const token = sessionStorage.getItem(KEY);
     return token ? { Authorization: `Bearer ${token}` } : {};
   }
 
-  /** The program said 401: ask; resolves when a token was typed. */
+  /** The program answered 401: ask; resolves when a token was entered. */
   refused(hadOne) {
     sessionStorage.removeItem(KEY);
     setText(byId("token-wrong"), hadOne ? "That token was not accepted." : "");
@@ -22,7 +22,7 @@ export class Token {
     return this.#asking;
   }
 
-  /** Ask again, where the reader closed the question without an answer. */
+  /** Ask again if the reader closed the dialog without an answer. */
   show() {
     const dialog = byId("token-dialog");
     if (!this.#asking || dialog.open) return;

@@ -10,33 +10,34 @@ const STATE = {
   __proto__: null, // a state comes from the feed, and may be any word
   open: { level: "ok", mark: "●" },
   "half-closed": { level: "idle", mark: "◐" },
-  slow: { level: "idle", mark: "◔" },
+  slow: { level: "slow", mark: "◔" },
   stalled: { level: "warn", mark: "▲" },
 };
 
-/** How a state looks. */
+/** The level and the mark of a tunnel's state. */
 export function stateOf(tunnel) {
   return STATE[tunnel.state] ?? { level: "idle", mark: "○" };
 }
 
-/** Through which agent a tunnel goes, and by which other server if that one has it. */
+/** The agent of a tunnel, and the other server that has the agent if the tunnel is relayed. */
 export function through({ agentId, relay }) {
   const agent = agentId || "–";
-  return relay ? `${agent} by ${relay}` : agent;
+  return relay ? `${agent} via ${relay}` : agent;
 }
 
 const CERTIFICATE = "certificate:";
 
 /**
- * Who asked, as two lines: a name, and by what. In a narrow column `certificate:` would be all that
- * is seen of most; it is said below, so that a certificate with the name `uid:0` is not taken for it.
+ * The client in two lines: its name, and how it connected. A narrow column would show little more
+ * than `certificate:`, so that is in the second line, which also tells a certificate named `uid:0`
+ * from the uid.
  */
 function asker({ requester = "", frontend }) {
   if (!requester.startsWith(CERTIFICATE)) return [requester || "–", frontend];
   return [requester.slice(CERTIFICATE.length), `cert · ${frontend}`];
 }
 
-/** `opened(tunnel | null)` hears of a selection, `asked(tunnel)` that one is to be ended. */
+/** `opened(tunnel | null)` is called on a selection, `asked(tunnel)` to end one. */
 export class TunnelTable {
   #state;
   #opened;
@@ -47,7 +48,7 @@ export class TunnelTable {
   #filter = null;
   #selected = null; // a key
   #pointed = false;
-  #walked = false; // by keys: what is walked through stands still, as under a pointer
+  #walked = false; // with keys, which hold the order like a pointer
   #grid = byId("tunnel-grid");
   #search = byId("search");
 
@@ -73,7 +74,7 @@ export class TunnelTable {
     this.#markSort();
   }
 
-  /** Show only what a filter lets through; all with null, or with the same filter again. */
+  /** Show only what matches a filter; null, or the same filter again, shows all. */
   filter(filter) {
     this.#filter = filter && filter.key !== this.#filter?.key ? filter : null;
     byId("filter").hidden = this.#filter === null;
@@ -81,7 +82,7 @@ export class TunnelTable {
     this.#again();
   }
 
-  /** What the chosen part is now: agents come to a zone, and leave it. */
+  /** Update the current filter: agents join a zone, and leave it. */
   refresh(filter) {
     if (filter.key === this.#filter?.key) this.#filter = filter;
   }
@@ -119,13 +120,12 @@ export class TunnelTable {
     const some = this.#order.length;
     setText(byId("tunnel-count"), some === all ? count(all) : `${count(some)} of ${count(all)}`);
     setAttr(this.#grid, "aria-rowcount", some + 1);
-    const none = all === 0 ? "No tunnel is open." : "No tunnel is like that.";
+    const none = all === 0 ? "No open tunnels." : "No tunnels match.";
     byId("tunnel-none").hidden = some > 0;
     setText(byId("tunnel-none"), none);
     setClass(this.#grid, this.#state.sources.size > 1 ? "grid several" : "grid");
     this.#rows.show(this.#order);
-    const row = `tunnel-row-${this.#order.findIndex((tunnel) => tunnel.key === this.#selected)}`;
-    setAttr(this.#grid, "aria-activedescendant", byId(row) ? row : null);
+    setAttr(this.#grid, "aria-activedescendant", this.#selectedRow()?.id ?? null);
   }
 
   #makeRow() {
@@ -180,6 +180,7 @@ export class TunnelTable {
     setText(parts.rate, rate(rateOf(tunnel)));
     setBadge(parts.state, level, tunnel.state, mark);
     setPeer(parts.why, tunnel.stalled || tunnel.slow);
+    setClass(parts.why, `peer why ${level}`);
   }
 
   #sortBy(by) {
@@ -201,8 +202,12 @@ export class TunnelTable {
   /** Select a tunnel and show its details; null closes them. */
   select(tunnel) {
     this.#selected = tunnel?.key ?? null;
-    this.#opened(tunnel);
     this.draw();
+    this.#opened(tunnel, this.#selectedRow());
+  }
+
+  #selectedRow() {
+    return byId(`tunnel-row-${this.#order.findIndex(({ key }) => key === this.#selected)}`);
   }
 
   /** Move the selection by so many rows. */
@@ -215,8 +220,8 @@ export class TunnelTable {
     this.#selected = this.#order[index].key;
     this.#walked = document.activeElement === this.#grid;
     this.#rows.reveal(index);
-    this.#opened(this.#order[index], { quietly: true });
     this.draw();
+    this.#opened(this.#order[index], this.#selectedRow(), { quietly: true });
   }
 
   #key(event) {

@@ -1,4 +1,4 @@
-// Numbers as people read them: bytes, rates, durations, days. Pure.
+// Formats numbers for people: bytes, rates, durations, days. Pure.
 
 const STEPS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const [MINUTE, HOUR, DAY] = [60, 3600, 86400];
@@ -70,26 +70,28 @@ export function clock(when) {
 const LEVELS = new Set(["ok", "warn", "bad"]);
 
 /**
- * How a certificate stands: what is left, in words, and how bad that is, which its program judges by
- * its lifetime (`standing`); older programs do not, and days count.
+ * The state of a certificate: the time left in words, and the level, which is the program's own
+ * verdict (`standing`). "isthmus doctor" follows the same rule (net/rules_expiry.py): what is
+ * "bad" here, and red, fails there. There is no second rule in this page.
  */
-export function expiry({ notAfter, standing }, now = Date.now()) {
+export function expiry({ notBefore, notAfter, standing }, now = Date.now()) {
   const days = (Date.parse(notAfter) - now) / 86400000;
-  if (Number.isNaN(days)) return { level: "idle", text: "unknown" };
-  if (days < 0) return { level: "bad", text: `expired ${duration(-days * 86400)} ago` };
+  const level = LEVELS.has(standing) ? standing : "idle";
+  if (Number.isNaN(days)) return { level, text: "unknown" };
+  if (days < 0) return { level, text: `expired ${duration(-days * 86400)} ago` };
+  if (Date.parse(notBefore) > now) return { level, text: "not valid yet" };
   const left = days < 1 ? duration(days * 86400) : plural(Math.floor(days), "day");
-  const byDays = days < 7 ? "bad" : days < 30 ? "warn" : "ok";
-  return { level: LEVELS.has(standing) ? standing : byDays, text: `${left} left` };
+  return { level, text: `${left} left` };
 }
 
-/** The next of 1, 2, 4, 6, 8, 10, 20, … that is not below a value: the top of an axis. */
+/** The lowest of 1, 2, 4, 6, 8, 10, 20, … that is at least a value: the top of an axis. */
 export function niceTop(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
   return [1, 2, 4, 6, 8, 10].map((step) => step * power).find((top) => top >= value * 0.9999);
 }
 
-/** The power of two that is not below a number of bytes: the top of an axis of KiB and MiB. */
+/** The lowest power of two that is at least a number of bytes: the top of an axis of KiB and MiB. */
 export function niceTopOfBytes(value) {
   return 2 ** Math.ceil(Math.log2(Math.max(1, value)));
 }

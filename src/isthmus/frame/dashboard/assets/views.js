@@ -1,9 +1,9 @@
-// Several sources as one: what the panels show of a State. Pure.
+// Several sources as one: the views of a State that the panels draw. Pure.
 
 import { byName } from "./units.js";
 
-/** A view that is made once for each moment, however many panels look at it. */
-function once(view) {
+/** Compute a view once for each moment, however many panels use it. */
+export function once(view) {
   let made = null;
   return (state) => {
     if (made?.state !== state || made.moment !== state.moment) {
@@ -13,19 +13,19 @@ function once(view) {
   };
 }
 
-/** The sources that are known as they are now: one that is lost would be shown as it was. */
+/** The sources whose current state is known; the data of a lost one is out of date. */
 export function known(state) {
   return [...state.sources.values()].filter((source) => source.known && !source.lost);
 }
 
-/** What a source is called. */
+/** The name of a source. */
 export function nameOf(source) {
   return source.instance || source.address || source.program;
 }
 
 /**
- * Whose figures are added up. A server's tunnels pass through its agents, which count the same
- * bytes again: where there are servers, the figures are theirs.
+ * The sources whose figures are added up. Agents count the bytes of their server's tunnels again,
+ * so with servers on the page only theirs count.
  */
 export function counted(state) {
   const all = known(state);
@@ -34,8 +34,8 @@ export function counted(state) {
 }
 
 /**
- * Every tunnel once: one that a server shows is not shown again by the agent that carries it, nor
- * by the other server that it is relayed through.
+ * Every tunnel once: a tunnel of a server is left out of the agent that carries it, and of the
+ * other server that relays it.
  */
 export const tunnels = once((state) => {
   const all = known(state);
@@ -67,7 +67,7 @@ export function totals(state) {
   return { ...sum, rates, truncated: left };
 }
 
-/** The small curve of the header: the last seconds of all, newest last. */
+/** The values of the sparklines: the last seconds of all sources, newest last. */
 export function beats(state) {
   const rows = counted(state).map((source) => source.beats);
   const length = Math.max(0, ...rows.map((row) => row.length));
@@ -119,7 +119,7 @@ function least(a, b) {
   return a === null || a === undefined ? b : b === null || b === undefined ? a : Math.min(a, b);
 }
 
-/** How an agent or a link stands: a level, a word and, where it is not the level's, a mark. */
+/** The state of an agent or a link: a level, a word and, if not the level's own, a mark. */
 export function standing({ stuck, draining, state }) {
   if (stuck || state === "stuck") return { level: "bad", text: "stuck" };
   if (draining || state === "draining") return { level: "warn", text: "draining", mark: "◇" };
@@ -127,7 +127,7 @@ export function standing({ stuck, draining, state }) {
   return { level: "ok", text: "linked" };
 }
 
-/** How a program stands. */
+/** The state of a program. */
 export function readiness(source) {
   if (source.lost) return { level: "bad", text: "not reached" };
   if (!source.known) return { level: "idle", text: "waiting" };
@@ -142,7 +142,7 @@ export function readiness(source) {
   return { level: "ok", text: "ready" };
 }
 
-/** The links by which a server asks for the agents of others; programs of before have none. */
+/** The links a server dials other servers' agents by; programs of older versions have none. */
 export function relaysTo(source) {
   return (source.snapshot.relays ?? []).filter((relay) => relay.direction === "to");
 }
@@ -155,12 +155,12 @@ function needsAgents(networks) {
   return !networks?.length || networks.some(isByAgents);
 }
 
-/** Whether a network is reached through agents, and not directly or by another server. */
+/** Whether a network is reached through agents, rather than directly or by another server. */
 export function isByAgents(network) {
   return /^agents?$/.test(network.way ?? "agents");
 }
 
-/** The names of the networks that an agent is in; those without a name are one, "". */
+/** The networks of all sources by name, with the largest number of agents any of them reports. */
 export const networks = once((state) => {
   const found = new Map();
   for (const source of known(state)) {
@@ -179,11 +179,13 @@ export const steps = once((state) => {
   for (const source of counted(state)) {
     const newest = source.history.at(-1);
     for (const step of source.history) {
-      // By its number and not by its time: two steps that came a little early and a little late
-      // would share a slot, and leave a hole beside it.
+      // By number, not time: two steps, one early and one late, would share a slot and leave a
+      // hole beside it.
       const slot = Math.round(Date.parse(newest.time) / 10_000) - (newest.number - step.number);
       const sum = found.get(slot);
-      if (!sum) found.set(slot, { ...step, failures: { ...step.failures }, slot });
+      // Programs of older versions have no dial times.
+      const dialTimes = [...(step.dialTimes ?? [])];
+      if (!sum) found.set(slot, { ...step, failures: { ...step.failures }, dialTimes, slot });
       else addStep(sum, step);
     }
   }
@@ -196,9 +198,34 @@ function addStep(sum, step) {
   for (const [reason, number] of Object.entries(step.failures)) {
     sum.failures[reason] = (sum.failures[reason] ?? 0) + number;
   }
+  sum.dialTimes.push(...(step.dialTimes ?? []));
 }
 
-/** A list of every source's snapshot, each entry with its source; for what is simply listed. */
+/**
+ * An estimate of a quantile of dial times, in seconds: inside its histogram bucket a time is taken
+ * in proportion, as Prometheus' histogram_quantile does. `buckets` are [above, upTo, count] of any
+ * number of programs and steps; null without a dial. A time in the last bucket, which has no upper
+ * bound, is that bucket's lower bound.
+ */
+export function quantile(buckets, share) {
+  const sorted = [...buckets].sort((a, b) => (a[1] ?? Infinity) - (b[1] ?? Infinity));
+  const all = sorted.reduce((sum, [, , count]) => sum + count, 0);
+  if (!all) return null;
+  let rest = share * all;
+  for (let at = 0; at < sorted.length; ) {
+    // The same bucket of several steps is one.
+    const [above, upTo] = sorted[at];
+    let count = 0;
+    for (; at < sorted.length && sorted[at][1] === upTo; at += 1) count += sorted[at][2];
+    if (rest <= count || at === sorted.length) {
+      return upTo === null ? above : above + (upTo - above) * Math.min(1, rest / count);
+    }
+    rest -= count;
+  }
+  return null;
+}
+
+/** One list of all sources' snapshots, each entry with its source. */
 export function listed(state, key) {
   return known(state).flatMap((source) =>
     (source.snapshot[key] ?? []).map((entry) => ({ ...entry, source })),

@@ -1,4 +1,4 @@
-// A list of any length with a bounded number of rows in the page: only what can be seen is there.
+// A list of any length with a bounded number of rows in the page: those in sight, and a few more.
 
 import { el } from "./dom.js";
 
@@ -7,7 +7,7 @@ const SPARE = 6; // rows above and below what can be seen
 /**
  * `scroller` is the element that scrolls, `body` the one inside it that holds the rows.
  * `make()` gives an empty row, `fill(row, item, index)` writes an item into one. The height of a
- * row is the custom property --row-height, so that CSS decides it for each width.
+ * row is the custom property --row-height, which CSS sets for each width.
  */
 export class VirtualRows {
   #scroller;
@@ -17,7 +17,7 @@ export class VirtualRows {
   #rows = [];
   #items = [];
   #height = 48;
-  #most = 0; // rows seen so far: the list grows, and never shrinks under the reader's eyes
+  #most = 0; // the most rows so far: the list grows, and never shrinks while it is read
 
   constructor({ scroller, body, make, fill }) {
     this.#scroller = scroller;
@@ -34,7 +34,7 @@ export class VirtualRows {
     this.draw();
   }
 
-  /** Bring an index into sight, with as little scrolling as it takes. */
+  /** Scroll an index into view, by as little as possible. */
   reveal(index) {
     const head = this.#body.offsetTop;
     const top = index * this.#height;
@@ -45,7 +45,7 @@ export class VirtualRows {
     }
   }
 
-  /** How many rows fit: what a page key moves by. */
+  /** How many rows fit: the step of Page Up and Page Down. */
   get page() {
     return Math.max(1, Math.floor(this.#scroller.clientHeight / this.#height) - 1);
   }
@@ -61,7 +61,7 @@ export class VirtualRows {
       this.#rows.push(row);
       this.#body.append(row);
     }
-    // Each index keeps its row while it can be seen: scrolling moves few, and reads well aloud.
+    // Each index keeps its row while in sight: scrolling changes few rows, which helps screen readers.
     const size = this.#rows.length;
     const used = new Set();
     for (let index = first; index < last; index += 1) {
@@ -74,7 +74,7 @@ export class VirtualRows {
     for (const row of this.#rows) {
       if (used.has(row)) continue;
       row.hidden = true;
-      row.removeAttribute("id"); // another row may stand for that index by now
+      row.removeAttribute("id"); // another row may have that index by now
     }
   }
 
