@@ -382,8 +382,10 @@ def test_slow_is_not_stalled(browser: Browser) -> None:
                 )
             )
         assert len(colours) == 2  # one for each state, with its word and its reason
-        pressed = browser.all("[aria-pressed=true].tile")
-        assert [it.get_attribute("id") for it in pressed] == ["tile-slow"]
+        pressed = "return [...document.querySelectorAll('.tile[aria-pressed=true]')]"
+        browser.wait(
+            lambda: browser.js(f"{pressed}.map((it) => it.id)") == ["tile-slow"], "only it"
+        )
 
 
 def test_a_servers_page_names_the_whole_installation_and_what_it_does_not_know(
