@@ -86,7 +86,8 @@ def dashboard_routes(watched: Watched) -> Dashboard:
 def page(feed: Feed, end: EndOne, *, admit: Admit | None = None) -> Dashboard:
     """Make a page of a feed; ``admit`` is asked before anybody is shown it."""
     # The address of a port alone leads to the page.
-    open_routes = {"/": partial(_moved, PREFIX.strip("/")), **file_routes(PREFIX)}
+    root = partial(_moved, PREFIX.strip("/"))
+    open_routes: dict[str, Handler] = {"/": root, **file_routes(PREFIX)}
     routes: dict[str, Handler] = {
         **open_routes,
         f"{PREFIX}events": partial(_events, feed, admit),
