@@ -15,6 +15,7 @@ from isthmus import __version__
 from isthmus.cli.flagdocs import PAGES
 from isthmus.cli.main import COMMANDS, cli
 from isthmus.frame.cli.flags import FlagCommand
+from isthmus.frame.cli.tables import NO_COLOR
 from isthmus.settings.options import Kind, Option, options_of
 
 NOTE = "<!-- Written by tools/reference_docs.py; a test fails when it is not current. -->\n"
@@ -28,8 +29,8 @@ _MANY = 12
 _HEAD = """\
 Everything but the programs that run on, which have pages of their own: {programs}.
 
-Every command also has `-h` and `--help`. What is wrong is one sentence on standard error and exit
-code 2.
+Every command also has `-h` and `--help`, and `--no-color`, which does what the environment variable
+NO_COLOR does. An error is one line on standard error; a wrong flag or file has exit code 2.
 """
 
 
@@ -68,13 +69,17 @@ def _of(command: click.Command, above: click.Context, name: str) -> Iterator[str
 
 def _rows(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
     """Every flag of a command, and what the table says of it."""
+    known: set[str | None] = set()
     if isinstance(command, FlagCommand):
+        known = {declared.attribute for declared in command.declared}
         for declared in command.declared:
             if not declared.ignored:
                 yield f"--{declared.flag}", _declared(declared)
-        return
+    everywhere = ("--help", *NO_COLOR.opts)
     for one in command.get_params(context):
-        if isinstance(one, click.Option) and not one.hidden and "--help" not in one.opts:
+        if not isinstance(one, click.Option) or one.hidden:
+            continue
+        if one.name not in known and not set(everywhere).intersection(one.opts):
             yield one.opts[-1], _row(one, context)
 
 

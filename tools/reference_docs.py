@@ -305,7 +305,9 @@ def _here(option: Option) -> str:
     if option.go == SAME:
         return "same"
     default = f"default {option.shown}; " if option.shown and option.kind is not Kind.BOOL else ""
-    what = f"better: {default}{option.help[:1].lower()}{option.help[1:]}"
+    # Not of an abbreviation: TLS certificate.
+    starts = option.help[:1].lower() if option.help[1:2].islower() else option.help[:1]
+    what = f"better: {default}{starts}{option.help[1:]}"
     return what.replace("|", "\\|")
 
 

@@ -93,9 +93,13 @@ def test_programs_that_are_well(server: Program, agent: Program) -> None:
 
 
 def test_text_in_a_pipe_has_no_colours(server: Program, agent: Program) -> None:
-    done = doctor(admin(agent))
+    brief = doctor(admin(agent)).stdout.splitlines()
+    assert brief[0] == "✓        programs: 1 ok"
+    assert any(line.startswith("✓        health: ") for line in brief)
+    done = doctor("-v", admin(agent))
     assert "\x1b" not in done.stdout + done.stderr
     lines = done.stdout.splitlines()
+    assert lines[-1] == brief[-1]
     assert lines[0].startswith("ok       running: http://127.0.0.1:")
     assert re.fullmatch(r"[0-9]+ ok, [0-9]+ warn, 0 FAIL, [0-9]+ skipped", lines[-1])
     assert any(line.startswith("ok       links: ") for line in lines)
@@ -113,9 +117,9 @@ def test_a_terminal_gets_colours_and_progress(certificates: PkiFiles) -> None:
         assert process.wait(LIMIT_S) == 1
     os.close(ours)
     text = said.decode()
-    assert "\x1b[32mok" in text
+    assert "\x1b[32m✓" in text
     assert "\x1b[31mFAIL" in text
-    assert " looks done; waiting for " in text
+    assert " checks done; waiting for " in text
 
 
 def test_a_target_that_refuses_is_named_with_its_step(server: Program, agent: Program) -> None:
@@ -245,6 +249,6 @@ def test_a_sidecar_and_an_apiserver_proxy(certificates: PkiFiles) -> None:
 def test_secrets_are_in_no_output(certificates: PkiFiles) -> None:
     environ = {"HTTPS_PROXY": f"http://user:hunter22x@127.0.0.1:{free_port()}"}
     flags = agent_flags(certificates, 1, "--proxy-server-host=192.0.2.1")
-    done = doctor("--timeout=1s", *flags, code=1, environ=environ)
+    done = doctor("-v", "--timeout=1s", *flags, code=1, environ=environ)
     assert "by http://127.0.0.1:" in done.stdout
     assert "hunter22x" not in done.stdout + done.stderr

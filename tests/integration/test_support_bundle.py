@@ -246,7 +246,7 @@ def test_every_answer_of_an_admin_port_is_cleaned(tmp_path: Path) -> None:
     thread.start()
     try:
         url = f"--admin=http://127.0.0.1:{server.server_address[1]}"
-        done = bundle("--output", "-", "--include-audit", url)
+        done = bundle("--file", "-", "--include-audit", url)
     finally:
         server.shutdown()
         thread.join(LIMIT_S)
@@ -265,7 +265,7 @@ def test_every_answer_of_an_admin_port_is_cleaned(tmp_path: Path) -> None:
 
 def test_audit_records_only_where_asked_for(programs: Programs, tmp_path: Path) -> None:
     server = programs.server(f"--audit-log-path={tmp_path / 'audit.log'}")
-    done = bundle("--output", "-", f"--admin=127.0.0.1:{server.port('admin_port')}")
+    done = bundle("--file", "-", f"--admin=127.0.0.1:{server.port('admin_port')}")
     assert done.returncode == 0, done.stderr.decode()
     files = unpacked(done.stdout)
     assert "programs/server/snapshot.json" in files
@@ -317,7 +317,7 @@ def test_a_terminal_gets_no_archive() -> None:
     ours, theirs = pty.openpty()
     try:
         done = subprocess.run(
-            [*COMMAND, "support-bundle", "--output", "-"], stdout=theirs, stderr=subprocess.PIPE,
+            [*COMMAND, "support-bundle", "--file", "-"], stdout=theirs, stderr=subprocess.PIPE,
             timeout=3 * LIMIT_S, check=False, env=ENVIRONMENT,
         )  # fmt: skip
     finally:

@@ -21,7 +21,7 @@ from click._textwrap import TextWrapper
 
 from isthmus import __version__
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.tables import error_prefix
+from isthmus.frame.cli.tables import NO_COLOR, error_prefix
 from isthmus.programs import programs
 from isthmus.text.suggestions import nearest
 
@@ -120,6 +120,7 @@ class LazyGroup(click.Group):
         if cmd_name not in COMMANDS:
             return None
         command = program_command(cmd_name)
+        add_no_color(command)
         keep_help_names(command)
         refuse_twice(command)
         return command
@@ -169,6 +170,14 @@ def program_command(name: str) -> click.Command:
     command = getattr(module, "command", None) or getattr(module, name.replace("-", "_"))
     assert isinstance(command, click.Command), f"{module.__name__} has no command"
     return command
+
+
+def add_no_color(command: click.Command) -> None:
+    """Give --no-color to a command and those below it."""
+    for each in _below(command):
+        add_no_color(each)
+    if all(one.name != NO_COLOR.name for one in command.params):
+        command.params.append(NO_COLOR)
 
 
 def keep_help_names(command: click.Command) -> None:
@@ -227,6 +236,9 @@ def cli(ctx: click.Context) -> None:
     """Join a Kubernetes control plane and its cluster across a boundary"""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+cli.params.append(NO_COLOR)
 
 
 @click.command(

@@ -22,7 +22,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from isthmus import __version__
-from isthmus.cli.main import keep_help_names, program_command, refuse_twice, run
+from isthmus.cli.main import add_no_color, keep_help_names, program_command, refuse_twice, run
 from isthmus.frame.cli.tables import filled
 from isthmus.tools.kubectl.cluster import ALL, HANDED_ON, MOST_PODS, Cluster, ClusterFlags
 from isthmus.tools.kubectl.forwarding import MOST_OPEN
@@ -106,6 +106,7 @@ class PluginGroup(click.Group):
         if cmd_name not in self.list_commands(ctx):
             return None
         made = _of_cluster(program_command(cmd_name), cmd_name)
+        add_no_color(made)
         keep_help_names(made)
         refuse_twice(made)
         return made

@@ -1,8 +1,8 @@
 """What the doctor finds, as values: one finding per thing that was looked at.
 
-Every check has a name here, in the order they are shown, and a line that says what it finds;
-docs/how-to/doctor.md has its table from these. For each reason that a dial or a link can fail for
-there is advice, in two complete tables.
+Every check has a name here, in the order they are shown, a group, and a line that says what it
+finds; docs/how-to/doctor.md has its table from these. For each reason that a dial or a link can
+fail for there is advice, in two complete tables.
 """
 
 from __future__ import annotations
@@ -69,50 +69,76 @@ class CheckId(Enum):
     DIAL_FAILURES = "dial-failures"
 
 
-#: What each check finds, for people; a verb is missing on purpose, the table's heading has it.
-FINDS: Mapping[CheckId, str] = {
-    CheckId.RUNNING: "admin ports that do not answer, or want a token or a certificate",
-    CheckId.CONFIGURATION: "flags that contradict each other, or that are hardly meant",
-    CheckId.FILES: "files that are missing, unreadable, empty, or not PEM",
-    CheckId.MODES: "keys, tokens and passwords that everybody on the machine may read",
-    CheckId.KEY_PAIR: "a key that does not belong to its certificate, or needs a passphrase",
-    CheckId.CHAIN: "certificates that no configured authority has signed",
-    CheckId.NAMES: "a server certificate without the names and addresses that agents dial",
-    CheckId.USAGE: "a certificate that is not made for a TLS server, or client",
-    CheckId.EXPIRY: "certificates that expire soon, have expired, or are not valid yet",
-    CheckId.ROLES: "one authority for agents and clients, and no names that tell them apart",
-    CheckId.CLOCK: "a clock that is more than 5 s off what the Kubernetes API says",
-    CheckId.PORTS: "ports that somebody else has (and who), that need a privilege, or are not open",
-    CheckId.SOCKETS: "UNIX sockets: paths too long, directories that are missing or open to all",
-    CheckId.PROXY: "proxy variables that cannot be read, or that send local addresses to a proxy",
-    CheckId.DNS: "names that do not resolve, or resolve slowly",
-    CheckId.ROUTE: "addresses of peers that no route leads to, or interfaces that are down",
-    CheckId.MTU: "a small MTU on the way to a peer",
-    CheckId.RP_FILTER: "strict reverse path filtering on a host with several uplinks",
-    CheckId.CONNECT: "peers that refuse, or do not answer at all: firewalls",
-    CheckId.TLS: "peers that do not speak TLS, or not a version of ours",
-    CheckId.PEER_CERTIFICATE: "a peer's certificate that is not trusted, of another name, expired",
-    CheckId.ALPN: "middle boxes that end TLS, and peers that speak neither isthmus/1 nor h2",
-    CheckId.ANSWER: "peers that refuse our certificate after the handshake, or say nothing",
-    CheckId.READINESS: "what /readyz says is not ready",
-    CheckId.LINKS: "agents and servers without links, links that are stuck or slow to answer pings",
-    CheckId.VERSIONS: "ends of different versions",
-    CheckId.SERVER_COUNT: "agents that know more, or fewer, servers than there are",
-    CheckId.TARGET: "the step at which a dial to --target fails",
-    CheckId.KUBE_API: "a kubeconfig that cannot be used, an API that does not answer",
-    CheckId.PERMISSIONS: "permissions for Leases, TokenReviews and what a node proxy watches",
-    CheckId.BIND_ADDRESS: "a --bind-address that no interface has, or that is the node's own",
-    CheckId.BIND_RULE: "the firewall rule of --bind-address gone",
-    CheckId.TOOLS: "iptables missing or too old for --proxy-mode, an nft that crashes",
-    CheckId.FORWARDING: "a node that does not forward packets",
-    CheckId.LOCALNET: "node ports on localhost that cannot work (route_localnet)",
-    CheckId.CONNTRACK: "a connection tracking table that is full, or nearly",
-    CheckId.DESCRIPTORS: "too few file descriptors, or nearly all in use",
-    CheckId.MEMORY: "a memory limit that is small, nearly reached, or was hit",
-    CheckId.LOOP: "an event loop that comes late: too little CPU",
-    CheckId.LINK_FAILURES: "links that failed, by reason, with what to do for each",
-    CheckId.DIAL_FAILURES: "dials that failed, by reason, with what to do for each",
+#: The checks by group, with what each finds: a noun for the table of the page.
+CHECKS: Mapping[str, Mapping[CheckId, str]] = {
+    "programs": {
+        CheckId.RUNNING: "admin ports that do not answer, or want a token or a certificate",
+    },
+    "configuration": {
+        CheckId.CONFIGURATION: "flags that contradict each other, or that are probably a mistake",
+    },
+    "files": {
+        CheckId.FILES: "files that are missing, unreadable, empty, or not PEM",
+        CheckId.MODES: "keys, tokens and passwords that everyone on the machine can read",
+    },
+    "certificates": {
+        CheckId.KEY_PAIR: "a key that does not belong to its certificate, or needs a passphrase",
+        CheckId.CHAIN: "certificates that no configured CA has signed",
+        CheckId.NAMES: "a server certificate without the names and addresses that agents dial",
+        CheckId.USAGE: "a certificate that is not valid for a TLS server, or client",
+        CheckId.EXPIRY: "certificates that expire soon, have expired, or are not valid yet",
+        CheckId.ROLES: "one CA for agents and clients, and no names that tell them apart",
+        CheckId.CLOCK: "a clock that is more than 5 s off the Kubernetes API's",
+    },
+    "ports and sockets": {
+        CheckId.PORTS: "ports that another process has, that need a privilege, or that are closed",
+        CheckId.SOCKETS: "UNIX sockets: paths too long, directories missing or open to everyone",
+    },
+    "network": {
+        CheckId.PROXY: "unreadable proxy variables, or ones that send local addresses to a proxy",
+        CheckId.DNS: "names that do not resolve, or resolve slowly",
+        CheckId.ROUTE: "addresses of peers that no route leads to, or interfaces that are down",
+        CheckId.MTU: "a small MTU on the way to a peer",
+        CheckId.RP_FILTER: "strict reverse path filtering on a host with several uplinks",
+    },
+    "peers": {
+        CheckId.CONNECT: "peers that refuse, or do not answer at all: firewalls",
+        CheckId.TLS: "peers that do not speak TLS, or no common version of it",
+        CheckId.PEER_CERTIFICATE: "untrusted or expired certificates of peers, or for another name",
+        CheckId.ALPN: "middle boxes that end TLS, and peers that speak neither isthmus/1 nor h2",
+        CheckId.ANSWER: "peers that refuse the certificate after the handshake, or never answer",
+    },
+    "health": {
+        CheckId.READINESS: "what /readyz reports as not ready",
+        CheckId.LINKS: "agents and servers without links, and links that are stuck or slow",
+        CheckId.VERSIONS: "ends of different versions",
+        CheckId.SERVER_COUNT: "agents that know more, or fewer, servers than there are",
+        CheckId.TARGET: "the step at which a dial to --target fails",
+    },
+    "Kubernetes API": {
+        CheckId.KUBE_API: "a kubeconfig that cannot be used, an API that does not answer",
+        CheckId.PERMISSIONS: "permissions for Leases, TokenReviews and what a node proxy watches",
+    },
+    "kernel": {
+        CheckId.BIND_ADDRESS: "a --bind-address that no interface has, or that is the node's own",
+        CheckId.BIND_RULE: "a missing firewall rule of --bind-address",
+        CheckId.TOOLS: "iptables missing or too old for --proxy-mode, an nft that crashes",
+        CheckId.FORWARDING: "a node that does not forward packets",
+        CheckId.LOCALNET: "node ports on localhost that cannot work (route_localnet)",
+        CheckId.CONNTRACK: "a connection tracking table that is full, or nearly",
+    },
+    "resources": {
+        CheckId.DESCRIPTORS: "too few file descriptors, or nearly all in use",
+        CheckId.MEMORY: "a memory limit that is small, nearly reached, or was hit",
+        CheckId.LOOP: "an event loop that runs late: too little CPU",
+    },
+    "failures so far": {
+        CheckId.LINK_FAILURES: "links that failed, by reason, with what to do for each",
+        CheckId.DIAL_FAILURES: "dials that failed, by reason, with what to do for each",
+    },
 }
+FINDS: Mapping[CheckId, str] = {check: text for of in CHECKS.values() for check, text in of.items()}
+GROUP_OF: Mapping[CheckId, str] = {check: group for group, of in CHECKS.items() for check in of}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -257,9 +257,9 @@ def _local(text: str) -> str:
     return text.split("---\n", 1)[0]
 
 
-def _server(plan: PublishPlan, choices: PartChoices, output: str) -> str:
+def _server(plan: PublishPlan, choices: PartChoices, part: str) -> str:
     manifest = ServerManifestSettings(
-        output=output, namespace=plan.cluster.control_plane, image=choices.image
+        part=part, namespace=plan.cluster.control_plane, image=choices.image
     )
     manifest.validate()
     flags = server_flags(choices)

@@ -66,12 +66,10 @@ def _wishes(
 @command.command(short_help="Build a topology, check what it expects, and take it down")
 @click.argument("topology")
 @click.option("--keep", is_flag=True, help="Leave the lab up afterwards")
-@click.option("--json", "as_json", is_flag=True, help="Print what was seen as JSON")
+@output_option()
 @_FIREWALL
 @_PATH
-def run(
-    topology: str, keep: bool, as_json: bool, firewall: str | None, path: tuple[str, ...]
-) -> int:
+def run(topology: str, keep: bool, output: str, firewall: str | None, path: tuple[str, ...]) -> int:
     """Build a topology, check what it expects, and take it down
 
     The exit code is 0 if everything was as the topology says, and 1 if not.
@@ -79,14 +77,14 @@ def run(
     \b
     Example:
       sudo isthmus lab run isolated-cluster
-      sudo isthmus lab run ./my-network.yaml --json
+      sudo isthmus lab run ./my-network.yaml -o json
     """
     from isthmus.lab import command_output as lab_output
     from isthmus.lab import play
 
     with lab_output.display() as display, lab_output.sentences():
         report = play.run(topology, _wishes(firewall, path, keep=keep), display)
-    lab_output.show_report(report, as_json=as_json)
+    lab_output.show_report(report, output)
     return 0 if report.held else 1
 
 

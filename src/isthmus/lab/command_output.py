@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
-import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from isthmus.frame.cli.tables import TEXT, console, print_data
+from isthmus.frame.cli.tables import TEXT, console, has_colours, print_data
 from isthmus.lab import catalog, state
 from isthmus.lab.picture import LabPicture
 from isthmus.lab.picture_text import draw
@@ -22,6 +20,7 @@ from isthmus.lab.stage import LabError, ToldToStopError
 from isthmus.lab.state import Lab
 from isthmus.lab.steps import StepResult
 from isthmus.lab.topology import Topology
+from isthmus.text.units import took
 
 if TYPE_CHECKING:
     from rich.status import Status
@@ -89,9 +88,9 @@ def sentences() -> Iterator[None]:
         raise click.Abort from exc
 
 
-def show_report(report: RunReport, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(_report(report), indent=2, ensure_ascii=False))
+def show_report(report: RunReport, output: str) -> None:
+    if output != TEXT:
+        print_data(_report(report), output)
         return
     from rich.console import Console
     from rich.table import Table
@@ -112,7 +111,7 @@ def show_report(report: RunReport, *, as_json: bool) -> None:
             Text(seen.through),
             Text(seen.expected),
             Text(seen.seen, "" if seen.held else "red"),
-            Text(f"{seen.took_s * 1000:.0f} ms" if seen.took_s < 10 else f"{seen.took_s:.1f} s"),
+            Text(took(seen.took_s)),
         )
     if sys.stdout is None:
         return  # closed: the exit code says it
@@ -132,7 +131,7 @@ def _verdict(report: RunReport) -> str:
     kept = f"; lab {report.token} is still up" if report.kept else ""
     return (
         f"{report.topology}: {held} of {report.of} held"
-        f" ({report.firewall}, up in {report.up_s:.1f} s, {report.took_s:.1f} s in all){kept}"
+        f" ({report.firewall}, up in {took(report.up_s)}, {took(report.took_s)} in all){kept}"
     )
 
 
@@ -201,7 +200,4 @@ def show_list(output: str) -> None:
 def show_picture(picture: LabPicture) -> None:
     """Draw on standard output, as wide as the terminal is."""
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((100, 24)).columns)
-    # NO_COLOR: no-color.org
-    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    color = sys.stdout.isatty() and not plain
-    click.echo(draw(picture, width=width, color=color, ascii=not _shows_all()))
+    click.echo(draw(picture, width=width, color=has_colours(), ascii=not _shows_all()))

@@ -105,12 +105,11 @@ RULES, OBJECT, GRAFANA = "rules", "prometheus-rule", "grafana"
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(
-    "-o",
-    "--output",
+    "--part",
     type=click.Choice([RULES, OBJECT, GRAFANA]),
     default=RULES,
     show_default=True,
-    help="Rules for Prometheus, the same for its operator, or a dashboard for Grafana",
+    help="Part to write: rules for Prometheus, the same for its operator, or a Grafana dashboard",
 )
 @click.option(
     "--name",
@@ -126,20 +125,20 @@ RULES, OBJECT, GRAFANA = "rules", "prometheus-rule", "grafana"
     callback=filled,
     help="Namespace of the operator's object",
 )
-def monitoring(output: str, name: str, namespace: str) -> int:
+def monitoring(part: str, name: str, namespace: str) -> int:
     """Write Prometheus rules and a Grafana dashboard for Isthmus's metrics
 
     \b
     Example:
-      isthmus manifest monitoring --output=rules > isthmus-rules.yaml
-      isthmus manifest monitoring -o grafana > isthmus.json
+      isthmus manifest monitoring --part=rules > isthmus-rules.yaml
+      isthmus manifest monitoring --part=grafana > isthmus.json
     """
     from isthmus.manifests.alerts import prometheus_rule, rules_text
     from isthmus.manifests.grafana import grafana_text
 
-    if output == GRAFANA:
+    if part == GRAFANA:
         text = grafana_text()
-    elif output == OBJECT:
+    elif part == OBJECT:
         text = prometheus_rule(name=name, namespace=namespace)
     else:
         text = rules_text()

@@ -11,28 +11,12 @@ from typing import Any
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.frame.cli.flags import FlagCommand
 from isthmus.manifests.settings import DEFAULT_IMAGE
 from isthmus.settings.options import options_of
 
 #: What a file that is put into a manifest may have.
 MOST_BYTES = 1024 * 1024
 Typed = dict[str, tuple[str, ...]]
-
-
-class OutputCommand(FlagCommand):
-    """A command whose --output may be said as kubectl says it, -o."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line."""
-        return super().parse_args(ctx, [_output_flag(arg) for arg in args])
-
-
-def _output_flag(arg: str) -> str:
-    if not arg.startswith("-o"):
-        return arg
-    value = arg.removeprefix("-o").removeprefix("=")
-    return f"--output={value}" if value else "--output"
 
 
 def split(given: Typed, own: type[Any]) -> tuple[Typed, Typed]:

@@ -106,7 +106,7 @@ def test_the_api_accepts_what_flags_say(api: Api) -> None:
 def test_the_api_accepts_the_rules_for_an_operator(
     api: Api, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["manifest", "monitoring", "--output=prometheus-rule"]) == 0
+    assert main(["manifest", "monitoring", "--part=prometheus-rule"]) == 0
     text = capsys.readouterr().out
     taken = json.loads(api.kubectl(*STRICT, stdin=text.encode()))
     assert contains(taken, yaml.safe_load(text)), json.dumps(taken)

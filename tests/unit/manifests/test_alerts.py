@@ -441,7 +441,7 @@ RULES = "deploy/prometheus/isthmus-rules.yaml"
 
 def test_the_files_are_current() -> None:
     assert (ROOT / RULES).read_text() == rules_text(), (
-        "run: isthmus manifest monitoring --output=rules > deploy/prometheus/isthmus-rules.yaml"
+        "run: isthmus manifest monitoring --part=rules > deploy/prometheus/isthmus-rules.yaml"
     )
 
 

@@ -34,7 +34,7 @@ def expressions() -> list[str]:
 
 def test_the_file_is_current() -> None:
     assert (ROOT / FILE).read_text() == grafana_text(), (
-        "run: isthmus manifest monitoring --output=grafana > deploy/grafana/isthmus.json"
+        "run: isthmus manifest monitoring --part=grafana > deploy/grafana/isthmus.json"
     )
 
 

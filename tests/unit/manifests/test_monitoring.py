@@ -26,13 +26,13 @@ def test_it_writes_the_files_of_deploy(output: str, file: str) -> None:
 
 def test_the_object_of_the_operator_has_the_name_asked_for() -> None:
     ran = CliRunner().invoke(
-        command, ["monitoring", "-o", "prometheus-rule", "--name=mine", "--namespace=watch"]
+        command, ["monitoring", "--part=prometheus-rule", "--name=mine", "--namespace=watch"]
     )
     meta = yaml.safe_load(ran.stdout)["metadata"]
     assert (meta["name"], meta["namespace"]) == ("mine", "watch")
 
 
 def test_a_wrong_output_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["manifest", "monitoring", "-o", "garfana"]) == 2
+    assert main(["manifest", "monitoring", "--part=garfana"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "garfana" in said

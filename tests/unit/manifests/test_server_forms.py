@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "static-pod.yaml": ("--as=static-pod", IMAGE, *LEASES, *TOKENS, KUBECONFIG),
     "static-pod-objects.yaml": (
-        "--as=static-pod", "-o=objects", *LEASES, *TOKENS, KUBECONFIG, "--kubeconfig-user=gate",
+        "--as=static-pod", "--part=objects", *LEASES, *TOKENS, KUBECONFIG, "--kubeconfig-user=gate",
     ),
     "static-pod-both-modes.yaml": (
         "--as=static-pod", IMAGE, "--server-count=3", "--mode=grpc,http-connect",
@@ -58,9 +58,11 @@ CASES: dict[str, tuple[str, ...]] = {
         "--as=systemd", "--server-count=1", "--agent-port=443",
         "--audit-log-path=/var/log/isthmus/audit.log",
     ),
-    "systemd-objects.yaml": ("--as=systemd", "-o=objects", "--enable-lease-controller", KUBECONFIG),
-    "egress-socket.yaml": ("--as=daemonset", "-o=egress-selector"),
-    "egress-tcp.yaml": ("--as=deployment", "-o", "egress-selector", "--namespace=tunnel"),
+    "systemd-objects.yaml": (
+        "--as=systemd", "--part=objects", "--enable-lease-controller", KUBECONFIG,
+    ),
+    "egress-socket.yaml": ("--as=daemonset", "--part=egress-selector"),
+    "egress-tcp.yaml": ("--as=deployment", "--part=egress-selector", "--namespace=tunnel"),
 }  # fmt: skip
 PODS = [name for name in CASES if "pod" in name or name.startswith("d") if "obj" not in name]
 UNITS = [name for name in CASES if name.endswith(".service")]
@@ -183,7 +185,7 @@ def test_servers_reach_each_other_whatever_networks_agents_are_in() -> None:
 def test_the_frontend_is_open_to_the_apiserver_alone(
     flags: list[str], peers: list[Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    args = ["manifest", "server", "--as=deployment", "--namespace=here", "-o=objects", *flags]
+    args = ["manifest", "server", "--as=deployment", "--namespace=here", "--part=objects", *flags]
     assert main(args) == 0
     found = yaml.safe_load_all(capsys.readouterr().out)
     (policy,) = [each for each in found if each["kind"] == "NetworkPolicy"]
@@ -209,7 +211,7 @@ def test_clients_have_authorities_of_their_own(
 
 def test_a_namespace_that_was_named_is_there_already(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ("--enable-lease-controller", "--lease-namespace=kube-system")
-    assert main(["manifest", "server", "--as=daemonset", "-o=objects", *flags]) == 0
+    assert main(["manifest", "server", "--as=daemonset", "--part=objects", *flags]) == 0
     found = list(yaml.safe_load_all(capsys.readouterr().out))
     assert "Namespace" not in {each["kind"] for each in found}
     (role,) = [each for each in found if each["kind"] == "Role"]
@@ -295,9 +297,12 @@ def test_kube_apiserver_reads_the_egress_selector() -> None:
     ("args", "sentence"),
     [
         (("--as=pod",), "--as must be sidecar or daemonset or deployment or static-pod or systemd"),
-        (("--as=daemonset", "-o=patch"), "--output=patch is none of --as=daemonset, which has all"),
-        (("-o=all",), "--output=all is none of --as=sidecar, which has patch"),
-        (("--as=static-pod", "-o=all"), "--output=all is none of --as=static-pod: a node has"),
+        (
+            ("--as=daemonset", "--part=patch"),
+            "--part=patch is none of --as=daemonset, which has all",
+        ),
+        (("--part=all",), "--part=all is none of --as=sidecar, which has patch"),
+        (("--as=static-pod", "--part=all"), "--part=all is none of --as=static-pod: a node has"),
         (("--as=systemd", "--enable-lease-controller"), "--kubeconfig is missing: a unit has no"),
         (("--as=static-pod", *TOKENS), "--kubeconfig is missing: a static pod has no service"),
         (

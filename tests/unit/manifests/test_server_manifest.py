@@ -28,21 +28,21 @@ AGENT = (
 )  # fmt: skip
 CASES: dict[str, tuple[str, ...]] = {
     "server-patch.yaml": ("server", IMAGE, NAMESPACE, "--server-count=3"),
-    "server-pod-spec.yaml": ("server", IMAGE, "-o", "pod-spec", "--server-count=1"),
+    "server-pod-spec.yaml": ("server", IMAGE, "--part=pod-spec", "--server-count=1"),
     "server-uds.yaml": (
-        "server", IMAGE, "-o=pod-spec", UDS, "--mode=grpc", "--run-as=1001", "--pre-stop=0s",
+        "server", IMAGE, "--part=pod-spec", UDS, "--mode=grpc", "--run-as=1001", "--pre-stop=0s",
         "--server-id=$(POD_NAME)", "--readiness=/healthz", "--server-count=2",
     ),
     "server-tokens.yaml": (
-        "server", IMAGE, "-o=pod-spec", "--agent-namespace=kube-system",
+        "server", IMAGE, "--part=pod-spec", "--agent-namespace=kube-system",
         "--agent-service-account=agent", "--authentication-audience=system:konnectivity-server",
         "--kubeconfig=/etc/isthmus/kubeconfig", "--agent-identity-binding=/etc/isthmus/rules.yaml",
         "--secret=server-files", "--enable-lease-controller",
         "--cluster-cert=/pki/agents/server.pem", "--cluster-key=/pki/agents/server-key.pem",
     ),
-    "server-services.yaml": ("server", NAMESPACE, "-o=services"),
-    "server-config-map.yaml": ("server", NAMESPACE, "-o=config-map"),
-    "server-egress-selector-uds.yaml": ("server", "-o=egress-selector", UDS, "--mode=grpc"),
+    "server-services.yaml": ("server", NAMESPACE, "--part=services"),
+    "server-config-map.yaml": ("server", NAMESPACE, "--part=config-map"),
+    "server-egress-selector-uds.yaml": ("server", "--part=egress-selector", UDS, "--mode=grpc"),
     "server-agents-control-plane.yaml": (
         "agent", "--as=deployment", NAMESPACE, *AGENT, "--proxy-server-host=konnectivity-server",
         "--stand-for=172.30.1.2,fd00::1:2", "--stand-for=api.openshift-apiserver.svc",
@@ -165,7 +165,7 @@ def test_an_agent_stands_for_addresses_of_each_family(capsys: pytest.CaptureFixt
         (("server", "--server-port=0"), "--server-port must not be 0 in a manifest"),
         (("server", "--agent-port=0"), "--agent-port must not be 0 in a manifest"),
         (("server", "--health-port=0"), "--health-port must not be 0 in a manifest"),
-        (("server", "--output=json"), "--output must be patch or pod-spec or egress-selector"),
+        (("server", "--part=json"), "--part must be patch or pod-spec or egress-selector"),
         (("server", "--server-cert=/a/b/c"), "--server-key /etc/konnectivity/server/tls.key is"),
         (("server", "--server-cert=c.crt"), "--server-cert c.crt: a manifest needs an absolute"),
         (("server", "--cluster-cert="), "--cluster-cert is missing: the agent port is always TLS"),

@@ -31,7 +31,7 @@ NODE_PROXY = [
 WRITTEN = {
     "isthmus-agent.service": (AGENT, 15),
     "isthmus-server.service": (SERVER, 15),
-    "isthmus-server.socket": ([*SERVER, "--output=socket"], 0),
+    "isthmus-server.socket": ([*SERVER, "--part=socket"], 0),
     "isthmus-apiserver-proxy.service": (PROXY, 20),
     "isthmus-node-proxy.service": (NODE_PROXY, 25),
 }

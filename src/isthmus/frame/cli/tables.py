@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,6 +46,23 @@ def output_parameter(formats: Sequence[str] = FORMATS) -> click.Option:
 def output_option(formats: Sequence[str] = FORMATS) -> Callable[[F], F]:
     """Give a command -o/--output, as a decorator; it gets ``output``."""
     return click.option(*_OUTPUT, type=click.Choice(formats), **_OUTPUT_SAYS)
+
+
+def _without_colours(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not os.environ.get("NO_COLOR"):
+        os.environ["NO_COLOR"] = "1"  # rich reads it, and so do the processes of a lab
+        ctx.call_on_close(lambda: os.environ.pop("NO_COLOR", None))
+
+
+#: --no-color, the same for every command; cli/main.py adds it.
+NO_COLOR = click.Option(
+    ["--no-color"],
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_without_colours,
+    help="Do not use colours, as with the environment variable NO_COLOR",
+)
 
 
 def console() -> Console:
@@ -99,6 +118,30 @@ def has_colours() -> bool:
 def coloured(text: str, colour: str) -> str:
     """The text in a colour where there are any."""
     return click.style(text, fg=colour) if has_colours() else text
+
+
+def can_show(text: str) -> bool:
+    """Tell whether standard output can have this text, in its encoding."""
+    try:
+        text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def wrapped(text: str, hang: int) -> str:
+    """The text in lines that fit the terminal, with spaces before all but the first.
+
+    A word is never split. In a file or a pipe it stays one line.
+    """
+    if not sys.stdout.isatty():
+        return text
+    width = shutil.get_terminal_size().columns
+    if len(text) < width:
+        return text
+    return textwrap.fill(
+        text, width, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def filled(ctx: click.Context, param: click.Parameter, value: T) -> T:

@@ -5,8 +5,6 @@ They take those flags of the program that shape rules. Imports happen when a com
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,7 +15,7 @@ import click
 
 from isthmus.errors import KubeError
 from isthmus.frame.cli.flags import FlagCommand
-from isthmus.frame.cli.tables import TEXT, filled, output_parameter, print_data
+from isthmus.frame.cli.tables import TEXT, filled, has_colours, output_parameter, print_data
 from isthmus.programs.node_proxy.settings import NFTABLES, NodeProxySettings
 from isthmus.settings.options import Option, options_of
 from isthmus.values import HostPort
@@ -281,7 +279,7 @@ def _diff(
     if output != TEXT:
         print_data(difference_json(found), output)
     else:
-        show_difference(found, color=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+        show_difference(found, color=has_colours())
     return DIFFERENT if any(ports or lines for ports, lines in found.values()) else SAME
 
 

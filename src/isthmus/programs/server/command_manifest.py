@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from isthmus.manifests.command_shared import OutputCommand, show, split
+from isthmus.frame.cli.flags import FlagCommand
+from isthmus.manifests.command_shared import show, split
 from isthmus.manifests.settings import lease_namespace
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.server.settings_manifest import (
@@ -38,14 +39,14 @@ def _server(**given: tuple[str, ...]) -> int:
     return show(text, said, given_in_vain(ServerSettings, flags))
 
 
-command = OutputCommand(
+command = FlagCommand(
     "server",
     (*options_of(ServerManifestSettings), *options_of(ServerSettings)),
     """\
 isthmus manifest server --server-count=3 --namespace=clusters-a > patch.yaml
 kubectl patch deployment kube-apiserver --patch-file=patch.yaml
-isthmus manifest server --namespace=clusters-a -o services
-isthmus manifest server --namespace=clusters-a -o config-map
+isthmus manifest server --namespace=clusters-a --part=services
+isthmus manifest server --namespace=clusters-a --part=config-map
 isthmus manifest server --as=daemonset --enable-lease-controller | kubectl apply -f -
 isthmus manifest server --as=static-pod --server-count=3 \\
     > /etc/kubernetes/manifests/isthmus-server.yaml""",

@@ -54,7 +54,7 @@ SIDECAR_RESOURCES = {"requests": {"cpu": "10m", "memory": "64Mi"}}
 
 
 def server_manifest(plan: ServerPlan) -> str:
-    """Write what --output says.
+    """Write the --part.
 
     Raises:
         ConfigError: the server cannot run so; one sentence.
@@ -206,6 +206,6 @@ def plan_warnings(plan: ServerPlan) -> list[str]:
     if manifest.readiness == READY:
         found.append(
             "kube-apiserver's pod is ready when an agent is there: the Service for agents needs"
-            " publishNotReadyAddresses, as -o=services has it, or say --readiness=/healthz"
+            " publishNotReadyAddresses, as --part=services has it, or say --readiness=/healthz"
         )
     return found

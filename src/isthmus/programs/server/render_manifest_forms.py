@@ -50,7 +50,7 @@ CONTAINER = "server"
 
 
 def form_manifest(plan: ServerPlan) -> str:
-    """Write what --output says of a server that is no sidecar.
+    """Write the --part of a server that is no sidecar.
 
     Raises:
         ConfigError: the server cannot run so; one sentence.
@@ -296,7 +296,7 @@ def _workload(plan: ServerPlan) -> str:
 def _all(plan: ServerPlan) -> str:
     if plan.manifest.form in EARLY_FORMS:
         raise ConfigError(
-            f"--output=all is none of --as={plan.manifest.form}: a node has the workload in a file"
+            f"--part=all is none of --as={plan.manifest.form}: a node has the workload in a file"
             " of its own, and objects belong into the cluster"
         )
     return to_yaml([*around_server(plan), workload(plan)])
@@ -310,7 +310,7 @@ def _socket(plan: ServerPlan) -> str:
     """A unit that listens for clients and agents, also while the server is not there."""
     settings, group = plan.settings, plan.manifest.unit_group
     if plan.manifest.form != SYSTEMD:
-        raise ConfigError(f"--output={SOCKET} is for --as={SYSTEMD}: only units have sockets")
+        raise ConfigError(f"--part={SOCKET} is for --as={SYSTEMD}: only units have sockets")
     found = [door.uds for door in settings.doors if door.uds]
     for door in settings.doors:
         if door.port is not None:
@@ -340,12 +340,12 @@ def form_warnings(plan: ServerPlan) -> list[str]:
         directory = plan.socket_directories[0]
         found.append(
             f"kube-apiserver needs {directory} of its node, --egress-selector-config-file with what"
-            " -o=egress-selector prints, and to be root or in the server's group"
+            " --part=egress-selector prints, and to be root or in the server's group"
         )
     if manifest.form in EARLY_FORMS and settings.needs_kube and manifest.written == WORKLOAD:
         found.append(
             f"the user {manifest.kubeconfig_user} of --kubeconfig needs the rights that"
-            " -o=objects prints"
+            " --part=objects prints"
         )
     if settings.kubeconfig and manifest.form not in EARLY_FORMS and settings.needs_kube:
         found.append(

@@ -238,12 +238,12 @@ def without_unneeded(defaults: Texts, given: Texts) -> dict[str, tuple[str, ...]
 
 
 EGRESS, CONFIG_MAP, SERVICES = "egress-selector", "config-map", "services"
-SIDECAR_OUTPUTS = (PATCH, POD_SPEC, EGRESS, CONFIG_MAP, SERVICES)
+SIDECAR_PARTS = (PATCH, POD_SPEC, EGRESS, CONFIG_MAP, SERVICES)
 ALL, WORKLOAD, OBJECTS, SOCKET = "all", "workload", "objects", "socket"
 #: All that there is to apply, the pods alone, or what is around them; kube-apiserver's file, and a
 #: unit that listens for the unit.
-FORM_OUTPUTS = (ALL, WORKLOAD, OBJECTS, EGRESS, SOCKET)
-OUTPUTS = (*SIDECAR_OUTPUTS, ALL, WORKLOAD, OBJECTS, SOCKET)
+FORM_PARTS = (ALL, WORKLOAD, OBJECTS, EGRESS, SOCKET)
+PARTS = (*SIDECAR_PARTS, ALL, WORKLOAD, OBJECTS, SOCKET)
 READY, HEALTHY = "/readyz", "/healthz"
 
 #: What HyperShift gives its server, by attribute; whatever is typed counts instead.
@@ -276,15 +276,15 @@ class ServerManifestSettings(ServerFormSettings):
 
     GO: ClassVar = OURS
 
-    output: str = option(
+    part: str = option(
         "",
         help="Part to write. In kube-apiserver's pod: a strategic merge patch of its Deployment, "
         "a part of a pod's spec, the egress selector, the ConfigMap that has it, or the Services. "
         "In other forms: everything, the workload or the objects around it; of systemd also the "
         "socket unit",
-        choices=("", *OUTPUTS),
+        choices=("", *PARTS),
         shown_default="patch of a sidecar, workload of a static-pod or systemd, else all",
-        metavar="|".join(OUTPUTS),
+        metavar="|".join(PARTS),
         group=_GROUP,
     )
     workload: str = option(
@@ -396,15 +396,15 @@ class ServerManifestSettings(ServerFormSettings):
         """What to write.
 
         Raises:
-            ConfigError: the form has no such output.
+            ConfigError: the form has no such part.
         """
-        known = SIDECAR_OUTPUTS if self.form == SIDECAR else FORM_OUTPUTS
-        if self.output and self.output not in known:
+        known = SIDECAR_PARTS if self.form == SIDECAR else FORM_PARTS
+        if self.part and self.part not in known:
             raise ConfigError(
-                f"--output={self.output} is none of --as={self.form}, which has {', '.join(known)}"
+                f"--part={self.part} is none of --as={self.form}, which has {', '.join(known)}"
             )
-        if self.output or self.form == SIDECAR:
-            return self.output or PATCH
+        if self.part or self.form == SIDECAR:
+            return self.part or PATCH
         # What a node has in a file is one pod or unit and nothing else.
         return WORKLOAD if self.form in EARLY_FORMS else ALL
 

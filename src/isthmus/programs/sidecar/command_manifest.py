@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from isthmus.manifests.command_shared import OutputCommand, show, split
+from isthmus.frame.cli.flags import FlagCommand
+from isthmus.manifests.command_shared import show, split
 from isthmus.programs.sidecar.settings_manifest import SIDECARS, SidecarManifestSettings
 from isthmus.programs.sidecar.settings_presets import SOCKS5
 from isthmus.settings.options import given_in_vain, options_of
@@ -36,14 +37,14 @@ def _sidecar(**given: tuple[str, ...]) -> int:
     return show(text, plan_warnings(plan), given_in_vain(SIDECARS[SOCKS5].settings_class, flags))
 
 
-command = OutputCommand(
+command = FlagCommand(
     "sidecar",
     (*options_of(SidecarManifestSettings), *_OPTIONS),
     """\
 isthmus manifest sidecar --preset=openshift-apiserver --namespace=clusters-a > patch.yaml
 kubectl patch deployment openshift-apiserver --patch-file=patch.yaml
 isthmus manifest sidecar --mode=socks5 --workload=my-operator \\
-    --kubeconfig-secret=admin-kubeconfig --resolve-from-guest-cluster-dns -o pod-spec""",
+    --kubeconfig-secret=admin-kubeconfig --resolve-from-guest-cluster-dns --part=pod-spec""",
     callback=_sidecar,
     help="Write the sidecars of a hosted control plane's component with the given flags",
     short_help="Write the sidecars of a hosted control plane's component",

@@ -74,7 +74,7 @@ def sidecar_manifest(plan: SidecarPlan) -> str:
     spec["volumes"] = volumes.specs(volume for each in found.values() for volume in each)
     if manifest.run_as:
         spec["securityContext"] = {"fsGroup": manifest.run_as}
-    if manifest.output == PATCH:
+    if manifest.part == PATCH:
         spec = deployment_patch(manifest.deployment, manifest.namespace, spec)
     return to_yaml([spec])
 

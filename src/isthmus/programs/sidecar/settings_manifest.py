@@ -44,7 +44,7 @@ from isthmus.programs.sidecar.settings_presets import (
 from isthmus.settings.options import OURS, option
 from isthmus.settings.parsing import check_host, check_values
 
-OUTPUTS = (PATCH, POD_SPEC)
+PARTS = (PATCH, POD_SPEC)
 #: The programs by kind, the HTTPS one first, as HyperShift has them.
 SIDECARS: Mapping[str, Program] = {
     it.settings_class.KIND: it
@@ -80,11 +80,11 @@ class SidecarManifestSettings:
         metavar="COMPONENT",
         group=_GROUP,
     )
-    output: str = option(
+    part: str = option(
         PATCH,
         help="Part to write: a strategic merge patch of the Deployment, or a part of a pod's spec",
-        choices=OUTPUTS,
-        metavar="|".join(OUTPUTS),
+        choices=PARTS,
+        metavar="|".join(PARTS),
         group=_GROUP,
     )
     workload: str = option(

@@ -9,13 +9,21 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from isthmus.errors import ConfigError
 from isthmus.frame.cli.flags import FlagCommand
-from isthmus.frame.cli.tables import TEXT, one_line, output_option, print_data
+from isthmus.frame.cli.tables import (
+    TEXT,
+    can_show,
+    one_line,
+    output_option,
+    print_data,
+    wrapped,
+)
 from isthmus.programs import programs
 from isthmus.programs.sidecar.command_shared import SidecarCommand
 from isthmus.programs.sidecar.settings import SidecarSettings
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
 
 FAILED = 1
 _MOST_TIMEOUT_S = 120.0
+_TODO = " → "
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +51,7 @@ class Wanted:
     target: HostPort | None
     timeout_s: float
     output: str
+    verbose: bool
 
     @property
     def limit_s(self) -> float:
@@ -67,16 +77,22 @@ class Wanted:
     show_default=True,
     help="How long to wait for each answer",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Show every check, also those that passed")
 @output_option()
 @admin_options
 @click.pass_context
 def command(
-    ctx: click.Context, admin: AdminFlags, target: str | None, timeout: str, output: str
+    ctx: click.Context,
+    admin: AdminFlags,
+    target: str | None,
+    timeout: str,
+    verbose: bool,
+    output: str,
 ) -> int:
     """Find problems on this machine, and what to do about them
 
-    Alone it examines the programs that run on this machine, by their admin ports. With the name of
-    a program and its flags it examines a configuration before, or without, the program running.
+    Without a program it checks the programs that run on this machine, by their admin ports. With
+    the name of a program and its flags it checks a configuration without running the program.
     Nothing is changed. Run it as root, or as the program's user, to see everything.
 
     The exit code is 0 if nothing failed, 1 if something did, and 2 for a wrong flag.
@@ -90,7 +106,11 @@ def command(
           --agent-cert=pki/agent.crt --agent-key=pki/agent.key
     """
     ctx.obj = Wanted(
-        admin=admin, target=_target(target), timeout_s=_timeout(timeout), output=output
+        admin=admin,
+        target=_target(target),
+        timeout_s=_timeout(timeout),
+        output=output,
+        verbose=verbose,
     )
     return 0 if ctx.invoked_subcommand is not None else _examine_running(ctx.obj)
 
@@ -138,24 +158,36 @@ def _examine(wanted: Wanted, patients: Sequence[Patient], found: Sequence[Findin
 
         print_data(to_json(findings), wanted.output)
     else:
-        _print(findings)
+        _print(findings, brief=not wanted.verbose)
     return FAILED if failed(findings) else 0
 
 
-def _print(findings: Sequence[Finding]) -> None:
+def _print(findings: Sequence[Finding], *, brief: bool) -> None:
     from isthmus.frame.cli.tables import coloured
-    from isthmus.tools.doctor.examine import lines, summary
+    from isthmus.tools.doctor.examine import TICK, lines, summary
 
-    for word, colour, rest in lines(findings):
+    tick = TICK if can_show(TICK) else "ok"
+    for word, colour, rest in lines(findings, brief=brief, tick=tick):
         if word:
-            click.echo(f"{coloured(word, colour)}  {one_line(rest)}")
+            click.echo(f"{coloured(word, colour)}  {_hung(one_line(rest), len(word) + 2)}")
         else:
             click.echo(rest)
-    click.echo(f"\n{one_line(summary(findings))}")
+    click.echo(f"\n{wrapped(one_line(summary(findings)), 0)}")
+
+
+def _hung(text: str, hang: int) -> str:
+    """A line for a terminal: wrapped, and what to do on a line of its own."""
+    margin = " " * hang
+    shown = wrapped(f"{margin}{text}", hang)[hang:]
+    if "\n" not in shown:
+        return shown
+    said, arrow, todo = text.partition(_TODO)
+    parts = [said, f"{arrow.lstrip()}{todo}"] if arrow else [said]
+    return f"\n{margin}".join(wrapped(f"{margin}{part}", hang + 2)[hang:] for part in parts)
 
 
 class _Teller:
-    """Says on a terminal what is waited for, in one line that goes away."""
+    """Shows on a terminal what is waited for, in one line that goes away."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
@@ -169,8 +201,8 @@ class _Teller:
 
     def _tell(self, progress: Progress) -> None:
         if self._shown:
-            waits = ", ".join(dict.fromkeys(progress.waits_for))[:60]
-            text = f"\r\x1b[K{progress.done} of {progress.of} looks done; waiting for {waits}"
+            waits = shorten(", ".join(dict.fromkeys(progress.waits_for)), 50, placeholder=" …")
+            text = f"\r\x1b[K{progress.done} of {progress.of} checks done; waiting for {waits}"
             click.echo(text, nl=False, err=True)
 
 

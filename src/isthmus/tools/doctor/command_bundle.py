@@ -36,7 +36,7 @@ _LIMIT_S = 4 * _TIMEOUT_S
 )
 @click.option(
     "-f",
-    "--output",
+    "--file",
     "path",
     metavar="FILE|-",
     callback=filled,
@@ -56,12 +56,10 @@ def command(admin: AdminFlags, path: str | None, include_audit: bool, force: boo
     Example:
       isthmus support-bundle
       isthmus support-bundle -f bundle.tar.gz --admin=http://127.0.0.1:8095
-      isthmus support-bundle --output - | ssh host 'cat > bundle.tar.gz'
+      isthmus support-bundle --file - | ssh host 'cat > bundle.tar.gz'
     """
     if path == "-" and sys.stdout.isatty():
-        raise ConfigError(
-            "--output -: an archive is not for a terminal; name a file, or use a pipe"
-        )
+        raise ConfigError("--file -: an archive is not for a terminal; name a file, or use a pipe")
     created = datetime.now(UTC)
     chosen = path or f"isthmus-support-{os.uname().nodename}-{created:%Y%m%dT%H%M%SZ}.tar.gz"
     if chosen != "-" and not force and os.path.lexists(chosen):
@@ -86,9 +84,7 @@ def _write(bundle: Bundle, path: str, *, force: bool) -> None:
     click.echo(f"{where}: {len(bundle.members)} files, {size(len(content))}", err=True)
     for line in described(bundle):
         click.echo(f"  {one_line(line)}", err=True)
-    click.echo(
-        f"{bundle.removed} secrets were taken out; look into it before you send it", err=True
-    )
+    click.echo(f"{bundle.removed} secrets were taken out; review it before you send it", err=True)
 
 
 def _collected(admin: AdminFlags, *, audit: bool, created: datetime) -> Bundle:

@@ -12,11 +12,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from isthmus import __version__
 from isthmus.errors import IsthmusError
-from isthmus.frame.finding import CheckId, CheckState, Finding
+from isthmus.frame.finding import GROUP_OF, CheckId, CheckState, Finding
 from isthmus.frame.patient import Look, Patient
 
 _ORDER = {check: place for place, check in enumerate(CheckId)}
@@ -129,15 +130,41 @@ WORDS = {
 _WIDTH = max(len(word) for word, _ in WORDS.values())
 
 
-def lines(findings: Sequence[Finding]) -> Iterator[tuple[str, str, str]]:
-    """Each line as its word, the colour of it, and the rest; headings have no word."""
-    program = ""
-    for place, finding in enumerate(findings):
-        if finding.program != program:
-            program = finding.program
-            yield "", "", f"\n{program}" if place else program
-        word, colour = WORDS[finding.state]
-        yield word.ljust(_WIDTH), colour, _said(finding)
+#: In the brief form: what stands before a group of which nothing failed.
+TICK = "✓"
+_WELL = (CheckState.OK, CheckState.SKIPPED)
+
+
+def lines(
+    findings: Sequence[Finding], *, brief: bool = False, tick: str = TICK
+) -> Iterator[tuple[str, str, str]]:
+    """Each line as its word, the colour of it, and the rest; headings have no word.
+
+    ``brief`` has one line for a group of checks of which none failed or warned, with a ``tick``,
+    and of other groups only what failed or warned.
+    """
+    first = True
+    for program, of_program in groupby(findings, key=lambda one: one.program):
+        if program:
+            yield "", "", program if first else f"\n{program}"
+        first = False
+        for group, of_group in groupby(of_program, key=lambda one: GROUP_OF[one.check]):
+            found = list(of_group)
+            if brief and all(one.state in _WELL for one in found):
+                yield _group_line(group, found, tick)
+                continue
+            for finding in found:
+                if not (brief and finding.state in _WELL):
+                    word, colour = WORDS[finding.state]
+                    yield word.ljust(_WIDTH), colour, _said(finding)
+
+
+def _group_line(group: str, found: Sequence[Finding], tick: str) -> tuple[str, str, str]:
+    counts = Counter(one.state for one in found)
+    text = ", ".join(f"{counts[state]} {WORDS[state][0]}" for state in _WELL if counts[state])
+    state = CheckState.OK if counts[CheckState.OK] else CheckState.SKIPPED
+    word, colour = WORDS[state]
+    return (tick if state is CheckState.OK else word).ljust(_WIDTH), colour, f"{group}: {text}"
 
 
 def _said(finding: Finding) -> str:

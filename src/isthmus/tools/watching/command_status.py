@@ -13,6 +13,7 @@ import click
 
 from isthmus.frame.cli.tables import (
     bars,
+    can_show,
     coloured,
     complain,
     counted,
@@ -272,5 +273,5 @@ def _memory(memory: BudgetUse, wide: bool) -> str:
 
 def _bars(values: Sequence[int]) -> str:
     """Bars for a terminal that can show them."""
-    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
-    return f"  {bars(values)}" if sys.stdout.isatty() and encoding == "utf8" else ""
+    shown = bars(values)
+    return f"  {shown}" if sys.stdout.isatty() and can_show(shown) else ""

@@ -11,12 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from isthmus.errors import ConfigError
-from isthmus.tools.watching.admin_flags import AdminFlags, admin_options
+from isthmus.frame.cli.tables import JSON, WIDE, YAML, one_line, output_option, print_data
+from isthmus.tools.watching.admin_flags import FORMATS_OF_TABLES, AdminFlags, admin_options
 
 if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient
@@ -55,12 +56,13 @@ _LOOKS = {"head": "reverse", "cursor": "bold reverse", "bad": "yellow", "faint":
     help="Time between frames",
 )
 @admin_options
-def command(admin: AdminFlags, batch: bool, count: int | None, delay_s: float) -> int:
+@output_option(FORMATS_OF_TABLES)
+def command(admin: AdminFlags, output: str, batch: bool, count: int | None, delay_s: float) -> int:
     """Watch tunnels live, the fastest first
 
     Keys: q quits, the arrows or j and k move, s sorts by the next column, r reverses, / filters, e
-    ends the tunnel under the cursor after asking, space pauses, ? helps. With -b it prints frames
-    and reads no keys, as top -b does.
+    ends the tunnel under the cursor after asking, space pauses, ? shows help. With -b it prints
+    frames and reads no keys, as top -b does; so it does with -o json and -o yaml.
 
     \b
     Example:
@@ -68,16 +70,17 @@ def command(admin: AdminFlags, batch: bool, count: int | None, delay_s: float) -
       isthmus top --admin http://127.0.0.1:8095 --delay 5
       isthmus top -b -n 2 | grep 10.0.0.5
     """
+    batch = batch or output in (JSON, YAML)
     if not batch:
         _check_terminal()
     clients = admin.clients()
     watcher = Watcher(clients, once=not admin.urls)
     if batch:
-        return _batch(watcher, count, delay_s)
+        return _batch(watcher, count, delay_s, output)
     watcher.look()
     if all(each.error for each in watcher.programs):
         raise ConfigError("; ".join(str(each.error) for each in watcher.programs))
-    return _live(watcher, count, delay_s)
+    return _live(watcher, count, delay_s, wide=output == WIDE)
 
 
 def _check_terminal() -> None:
@@ -140,32 +143,58 @@ class Watcher:
         self._over.set()
 
 
-def _batch(watcher: Watcher, count: int | None, delay_s: float) -> int:
-    """Print frames; the first has no rates yet, as that of top has not."""
-    from isthmus.frame.cli.tables import one_line
-    from isthmus.tools.watching.top_view import summary, table
+def _batch(watcher: Watcher, count: int | None, delay_s: float, output: str) -> int:
+    """Print frames; the first has no rates yet, as in top."""
     from isthmus.tools.watching.tunnel_rows import SORTS
 
     while True:
         watcher.look()
-        if watcher.looks > 1:
-            click.echo()
-        head = summary(watcher.programs, watcher.rows, watcher.counts, clock=watcher.clock)
         rows = sorted(watcher.rows, key=SORTS["rate"])
-        for line in head:
-            click.echo(one_line(line.text))
-        click.echo()
-        for text in table(rows, several=watcher.several):
-            click.echo(text)
+        if output in (JSON, YAML):
+            if output == YAML:
+                click.echo("---")
+            print_data(_frame(watcher, rows), output)
+        else:
+            _print_frame(watcher, rows, wide=output == WIDE)
         sys.stdout.flush()
         if watcher.looks == count:
             return NO_ANSWER if all(each.error for each in watcher.programs) else 0
         time.sleep(delay_s)
 
 
-def _live(watcher: Watcher, count: int | None, delay_s: float) -> int:
+def _print_frame(watcher: Watcher, rows: Sequence[TunnelRow], *, wide: bool) -> None:
+    from isthmus.tools.watching.top_view import summary, table
+
+    if watcher.looks > 1:
+        click.echo()
+    head = summary(watcher.programs, watcher.rows, watcher.counts, clock=watcher.clock)
+    for line in head:
+        click.echo(one_line(line.text))
+    click.echo()
+    for text in table(rows, several=watcher.several, wide=wide):
+        click.echo(text)
+
+
+def _frame(watcher: Watcher, rows: Sequence[TunnelRow]) -> dict[str, Any]:
+    """A frame for machines; its tunnels are as in ``isthmus tunnels -o json``."""
+    from isthmus.tools.watching.tunnel_rows import tunnel_json
+
+    return {
+        "kind": "Top",
+        "dialsPerSecond": watcher.counts.dials_s,
+        "failedPerSecond": watcher.counts.failed_s,
+        "items": [tunnel_json(row) for row in rows],
+        "errors": [
+            {"url": each.client.url, "error": str(each.error)}
+            for each in watcher.programs
+            if each.error is not None
+        ],
+    }
+
+
+def _live(watcher: Watcher, count: int | None, delay_s: float, *, wide: bool) -> int:
     from isthmus.tools.watching.live import Screen
-    from isthmus.tools.watching.top_view import Order, TopState
+    from isthmus.tools.watching.top_view import Order, TopState, screen_lines
 
     state = TopState()
     head = _head(watcher)
@@ -177,7 +206,10 @@ def _live(watcher: Watcher, count: int | None, delay_s: float) -> int:
                 if not state.paused:
                     head = _head(watcher)
                     state.take(watcher.rows)
-                _draw(screen, state, head, watcher.several, widths)
+                lines = screen_lines(
+                    state, head, several=watcher.several, wide=wide, size=screen.size, widths=widths
+                )
+                _draw(screen, lines)
                 for key in screen.wait(delay_s):
                     match state.key(key):
                         case Order.QUIT:
@@ -201,14 +233,9 @@ def _head(watcher: Watcher) -> list[Line]:
     return summary(watcher.programs, watcher.rows, watcher.counts, clock=watcher.clock)
 
 
-def _draw(
-    screen: Screen, state: TopState, head: Sequence[Line], several: bool, widths: dict[str, int]
-) -> None:
+def _draw(screen: Screen, lines: Sequence[Line]) -> None:
     from rich.text import Text
 
-    from isthmus.tools.watching.top_view import screen_lines
-
-    lines = screen_lines(state, head, several=several, size=screen.size, widths=widths)
     screen.draw(
         [Text(each.text, _LOOKS.get(each.look, ""), no_wrap=True, end="") for each in lines]
     )

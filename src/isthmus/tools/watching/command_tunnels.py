@@ -6,8 +6,8 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING
 
 import click
 from click.core import ParameterSource
@@ -22,10 +22,9 @@ from isthmus.frame.cli.tables import (
     print_table,
     table_lines,
 )
-from isthmus.frame.model.snapshot import camel
 from isthmus.text.units import age, rate, size
 from isthmus.tools.watching.admin_flags import FORMATS_OF_TABLES, AdminFlags, admin_options
-from isthmus.tools.watching.tunnel_rows import TunnelRow
+from isthmus.tools.watching.tunnel_rows import TunnelRow, tunnel_json
 
 if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient
@@ -318,18 +317,3 @@ class TunnelPrinter:
             "STALLED": row.why,
         }
         return [by_head[head] for head in self._heads()]
-
-
-def tunnel_json(row: TunnelRow) -> dict[str, Any]:
-    """A tunnel for machines, with the keys of the snapshot."""
-    renamed = {
-        "url": "admin",
-        "agent": "agentId",
-        "to_target": "bytesToTarget",
-        "to_client": "bytesToClient",
-        "rate": "bytesPerSecond",
-    }
-    found = {renamed.get(key, camel(key)): value for key, value in asdict(row).items()}
-    if row.id.isdigit():
-        found["id"] = int(row.id)
-    return found

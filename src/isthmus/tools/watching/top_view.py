@@ -27,7 +27,19 @@ _SORT_HEADS = {
     "state": "STATE",
 }
 #: What a narrow screen does without, in this order; never what it is sorted by.
-_GIVEN_UP = ("FRONTEND", "TO-CLIENT", "TO-TARGET", "AGENT", "AGE", "SERVER", "STATE")
+_GIVEN_UP = (
+    "STALLED",
+    "CONNECTION",
+    "REQUESTER",
+    "RELAY",
+    "FRONTEND",
+    "TO-CLIENT",
+    "TO-TARGET",
+    "AGENT",
+    "AGE",
+    "SERVER",
+    "STATE",
+)
 #: What a peer can make as long as it likes: at most such a part of the screen, but so many letters.
 _CUT = {"TARGET": (4, 21), "AGENT": (5, 12), "SERVER": (5, 12)}
 
@@ -125,13 +137,20 @@ _COLUMNS: dict[str, Callable[[TunnelRow], str]] = {
     "TO-CLIENT": lambda row: size(row.to_client),
     "RATE": lambda row: rate(row.rate),
     "AGE": lambda row: age(row.age_s),
+    "RELAY": lambda row: row.relay,
+    "REQUESTER": lambda row: row.requester,
+    "CONNECTION": lambda row: row.connection_id,
+    "STALLED": lambda row: row.why,
 }
+#: What -o wide has besides.
+_WIDE = ("RELAY", "REQUESTER", "CONNECTION", "STALLED")
 
 
 def table(
     rows: Sequence[TunnelRow],
     *,
     several: bool,
+    wide: bool = False,
     width: int = 0,
     sort: str = "",
     reverse: bool = False,
@@ -139,9 +158,11 @@ def table(
 ) -> list[str]:
     """The heads and the rows as lines, with as many columns as a ``width`` has room for.
 
-    ``widths`` is kept by who draws again and again: columns only ever grow.
+    ``wide`` has more columns, which a narrow screen leaves out first. ``widths`` is kept by
+    the caller between two frames: columns only ever grow.
     """
-    names = [name for name in _COLUMNS if several or name != "SERVER"]
+    left_out = {*(() if several else ("SERVER",)), *(() if wide else _WIDE)}
+    names = [name for name in _COLUMNS if name not in left_out]
     cells = {
         name: [_cut(name, one_line(_COLUMNS[name](row)), width) for row in rows] for name in names
     }
@@ -186,6 +207,7 @@ def screen_lines(
     head: Sequence[Line],
     *,
     several: bool,
+    wide: bool = False,
     size: tuple[int, int],
     widths: dict[str, int],
 ) -> list[Line]:
@@ -199,6 +221,7 @@ def screen_lines(
         heads, *rows = table(
             shown,
             several=several,
+            wide=wide,
             width=width,
             sort=state.sort,
             reverse=state.reverse,

@@ -6,10 +6,11 @@ For ``isthmus tunnels`` and ``isthmus top``. Pure: programs come in as they were
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
+from isthmus.frame.model.snapshot import camel
 from isthmus.tools.watching.looking import Seen, items, names_of, number, text
 
 #: A tunnel among those of all programs: the program's URL, and its number there.
@@ -152,3 +153,18 @@ class Rates:
             moved = None if had is None or row.bytes < had or over_s <= 0 else row.bytes - had
             found.append(row if moved is None else replace(row, rate=moved / over_s))
         return found
+
+
+def tunnel_json(row: TunnelRow) -> dict[str, Any]:
+    """A tunnel for machines, with the keys of the snapshot."""
+    renamed = {
+        "url": "admin",
+        "agent": "agentId",
+        "to_target": "bytesToTarget",
+        "to_client": "bytesToClient",
+        "rate": "bytesPerSecond",
+    }
+    found = {renamed.get(key, camel(key)): value for key, value in asdict(row).items()}
+    if row.id.isdigit():
+        found["id"] = int(row.id)
+    return found

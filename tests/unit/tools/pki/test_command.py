@@ -116,7 +116,7 @@ def test_show_without_a_path_is_the_current_directory(
 def test_help_starts_with_a_verb_and_has_an_example(args: list[str]) -> None:
     text = run(*args, "--help")
     first = text.split("\n\n")[1].strip()
-    assert first.split()[0] in ("Make", "Show")
+    assert first.split()[0] in ("Create", "Create,", "Show")
     assert not first.endswith(".")
     assert "Example:" in text
 
