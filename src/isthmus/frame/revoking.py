@@ -147,27 +147,27 @@ class RevocationMetrics:
         return [
             counter(
                 f"{ours}revocation_cuts_total",
-                "Connections cut because a certificate or token was taken back, by their kind.",
+                "Connections closed because a certificate or token was revoked, by kind.",
                 lambda: by_name(self.cuts)(),
                 ("kind",),
             ),
             gauge(
                 f"{ours}crl_next_update_timestamp_seconds",
-                "When a newer list of revoked certificates is due, as UNIX time.",
+                "Next update of each certificate revocation list, in UNIX time.",
                 lambda: by_name(self._due())(),
                 ("file",),
                 merge=Merge.MIN,
             ),
             gauge(
                 f"{ours}crl_revoked_certificates",
-                "Certificates in the lists of revoked ones.",
+                "Certificates in each certificate revocation list.",
                 lambda: by_name(self._listed())(),
                 ("file",),
                 merge=Merge.MIN,
             ),
             counter(
                 f"{ours}crl_reload_failures_total",
-                "Changed lists of revoked certificates that could not be used.",
+                "Failed reloads of changed certificate revocation lists.",
                 one(lambda: sum(it.failures for it in self.files)),
                 merge=Merge.MAX,
             ),

@@ -15,16 +15,16 @@ from typing import Any
 from isthmus.net.rules_expiry import BAD, BAD_SHARE, WARN, WARN_SHARE
 from isthmus.text.go_yaml import to_yaml
 
-#: Failures of dials that are ours; the others say something about targets or policy.
+#: Dial failures caused by Isthmus; the others are caused by targets or policy.
 OUR_FAILURES = "no_agent|agent_lost|too_many|internal"
 THEIR_FAILURES = "refused|timed_out|unreachable|unresolved"
-#: The share of dials that should not fail by us.
+#: The share of dials that must not fail because of Isthmus.
 OBJECTIVE = 0.999
 GO = "konnectivity_network_proxy_"
 
 
 _FAULTS = f'isthmus_server_dial_failures_total{{reason=~"{OUR_FAILURES}"}}'
-#: A ratio over a few dials means little: its alerts also need this many failures in the window.
+#: A ratio over few dials means little: its alerts also need this many failures in the window.
 _LEAST_FAILURES = 5
 
 
@@ -33,7 +33,7 @@ def _enough(failures: str, window: str, by: str) -> str:
 
 
 def enough_faults(window: str) -> str:
-    """Whether more dials failed by us than may happen to a server that has little to do."""
+    """An expression: enough dials failed in the window for their ratio to mean something."""
     return _enough(_FAULTS, window, "job")
 
 
@@ -46,12 +46,12 @@ def _fault_ratio(window: str) -> str:
 
 
 def fault_ratio_name(window: str) -> str:
-    """What the share of dials that failed by us is recorded as."""
+    """The name of the recorded share of dials that failed because of Isthmus."""
     return f"isthmus:server_dial_faults:ratio_rate{window}"
 
 
-#: What becomes of connections from nodes that fail, for whatever reason. Who leaves at once, as a
-#: probe does, and who comes from outside is nobody whom we failed.
+#: Results of connections from nodes that count as failed. A client that leaves at once, such as a
+#: probe, and one from outside the node do not count.
 NODE_FAILURES = "denied|failed|no_server|unanswered|too_many|gave_up|drained"
 
 
@@ -69,12 +69,12 @@ def node_failures(window: str, by: str) -> str:
 
 
 def enough_node_failures(window: str, by: str = "job") -> str:
-    """Whether more of them failed than may happen to a node that has little to ask."""
+    """An expression: enough of them failed in the window for their ratio to mean something."""
     return _enough(_FAILED_CONNECTIONS, window, by)
 
 
 def node_failure_name(window: str) -> str:
-    """What the share of connections from nodes that failed is recorded as."""
+    """The name of the recorded share of connections from nodes that failed."""
     return f"isthmus:agent_node_connection_failures:ratio_rate{window}"
 
 
@@ -82,7 +82,7 @@ WINDOWS = ("5m", "30m", "1h", "6h")
 
 
 def recorded() -> list[dict[str, Any]]:
-    """Rules that only compute: the indicators that objectives are held against."""
+    """Recording rules: the indicators for the objectives."""
     return [
         *({"record": fault_ratio_name(window), "expr": _fault_ratio(window)} for window in WINDOWS),
         *(
@@ -112,7 +112,7 @@ _RUNBOOK = "docs/how-to/monitoring.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrometheusAlert:
-    """One alert: when, for how long, how bad, and what to tell."""
+    """One alert: condition, duration, severity and text."""
 
     name: str
     expr: str
@@ -156,14 +156,14 @@ def _any(suffix: str) -> str:
 
 
 def _certificate_left(least: timedelta, share: int) -> str:
-    """Less is left of a certificate than net/rules_expiry.py wants."""
+    """An expression: the certificate is past a limit of net/rules_expiry.py."""
     end, start = (_any(f"certificate_{it}_timestamp_seconds") for it in ("expiry", "start"))
     return f"{end} - time() < clamp_max(({end} - {start}) / {share}, {least.days} * 86400)"
 
 
 def _new(suffix: str, window: str) -> str:
-    """How much a counter of whatever program grew."""
-    # Aggregated, because programs in one pod may not differ but by name, and rate() drops it.
+    """The growth of a counter of any program."""
+    # Aggregated, because programs in one pod may differ only by metric name, which rate() drops.
     labelled = f'label_replace({_any(suffix)}, "metric", "$1", "__name__", "(.+)")'
     return f"sum by (job, instance, metric) (increase(({labelled})[{window}:1m]))"
 
@@ -176,8 +176,8 @@ ALERTS = (
         expr=f"max by (job, instance) ({GO}server_ready_backends) == 0",
         lasting="2m",
         severity=CRITICAL,
-        summary=f"Server {_AT} has no agent",
-        description="Nothing in the cluster can be reached through this server: logs, exec,"
+        summary=f"Server {_AT} has no agents",
+        description="Nothing in the cluster is reachable through this server: logs, exec,"
         " webhooks and aggregated APIs fail.",
     ),
     PrometheusAlert(
@@ -185,27 +185,29 @@ ALERTS = (
         expr=_burns("5m", "1h", 14.4),
         lasting="2m",
         severity=CRITICAL,
-        summary="{{ $value | humanizePercentage }} of {{ $labels.job }} dials fail by our fault",
-        description="At this rate a month's budget of failed dials (objective 99.9 %) is gone in"
-        " two days. Failures at targets do not count here.",
+        summary="{{ $value | humanizePercentage }} of {{ $labels.job }} dials fail because of"
+        " Isthmus",
+        description="At this rate the monthly error budget (objective 99.9 %) is used up in two"
+        " days. Failures at targets are not included.",
     ),
     PrometheusAlert(
         name="IsthmusDialsFailSlow",
         expr=_burns("30m", "6h", 6),
         lasting="15m",
         severity=WARNING,
-        summary="{{ $value | humanizePercentage }} of {{ $labels.job }} dials fail by our fault",
-        description="At this rate a month's budget of failed dials (objective 99.9 %) is gone in"
-        " five days.",
+        summary="{{ $value | humanizePercentage }} of {{ $labels.job }} dials fail because of"
+        " Isthmus",
+        description="At this rate the monthly error budget (objective 99.9 %) is used up in five"
+        " days.",
     ),
     PrometheusAlert(
         name="IsthmusDialsSlow",
         expr="isthmus:server_dial_duration_seconds:p99_rate5m > 2.5",
         lasting="10m",
         severity=WARNING,
-        summary="One dial in a hundred takes more than {{ $value | humanizeDuration }}",
-        description="Targets, the network behind the agents, or name resolution there are slow; the"
-        " snapshot tells which agent.",
+        summary="The p99 of dial times is {{ $value | humanizeDuration }}",
+        description="Targets, the network behind the agents, or name resolution there are slow."
+        " The snapshot shows which agents are affected.",
     ),
     PrometheusAlert(
         name="IsthmusTargetsFail",
@@ -214,7 +216,8 @@ ALERTS = (
         lasting="15m",
         severity=WARNING,
         summary="More dials of {{ $labels.job }} fail at their targets than succeed",
-        description="Agents are there, and what they dial refuses, is unreachable or has no name.",
+        description="Agents are connected, but the targets refuse connections, are unreachable,"
+        " or their names do not resolve.",
     ),
     PrometheusAlert(
         name="IsthmusAgentNoServer",
@@ -222,7 +225,7 @@ ALERTS = (
         lasting="2m",
         severity=CRITICAL,
         summary=f"Agent {_AT} is linked to no server",
-        description="It cannot be dialed through, and its node's own connections to the control"
+        description="No dials can use this agent, and connections from its node to the control"
         " plane wait.",
     ),
     PrometheusAlert(
@@ -232,7 +235,7 @@ ALERTS = (
         lasting="10m",
         severity=WARNING,
         summary=f"Agent {_AT} is not linked to every server",
-        description="Dials that come to the servers it misses cannot use it.",
+        description="Dials at the missing servers cannot use this agent.",
     ),
     PrometheusAlert(
         name="IsthmusLinksBreak",
@@ -240,9 +243,9 @@ ALERTS = (
         '{reason="lost"}[15m])) > 10',
         lasting="5m",
         severity=WARNING,
-        summary=f"Links of {_AT} break: {{{{ $value | humanize }}}} in 15 minutes",
-        description="Tunnels on a link that breaks are reset. Look at the network between server"
-        " and agents, and at balancers with idle timeouts.",
+        summary=f"Server {_AT} lost {{{{ $value | humanize }}}} links in 15 minutes",
+        description="Tunnels on a lost link are reset. Check the network between server and"
+        " agents, and idle timeouts of load balancers.",
     ),
     PrometheusAlert(
         name="IsthmusAgentsRefused",
@@ -250,40 +253,42 @@ ALERTS = (
         '{reason=~"tls|refused|protocol"}[15m])) > 3',
         lasting="5m",
         severity=WARNING,
-        summary=f"{_AT} refuses agents",
-        description="Their certificates, tokens or claims are not what the server accepts.",
+        summary=f"Server {_AT} refuses agents",
+        description="The server does not accept their certificates, tokens or identifiers.",
     ),
     PrometheusAlert(
         name="IsthmusCertificateExpires",
         expr=_certificate_left(WARN, WARN_SHARE),
         lasting="1h",
         severity=WARNING,
-        summary=f"{{{{ $labels.file }}}} of {_AT} ends in {{{{ $value | humanizeDuration }}}}",
-        description="Replace the file: it is picked up without a restart.",
+        summary=f"{{{{ $labels.file }}}} of {_AT} expires in {{{{ $value | humanizeDuration }}}}",
+        description="Renew the certificate and replace the file. No restart is needed.",
     ),
     PrometheusAlert(
         name="IsthmusCertificateExpiresSoon",
         expr=_certificate_left(BAD, BAD_SHARE),
         lasting="5m",
         severity=CRITICAL,
-        summary=f"{{{{ $labels.file }}}} of {_AT} ends in {{{{ $value | humanizeDuration }}}}",
-        description="After that every new link and connection that needs it fails.",
+        summary=f"{{{{ $labels.file }}}} of {_AT} expires in {{{{ $value | humanizeDuration }}}}",
+        description="After that, every new link and connection that needs the certificate fails.",
     ),
     PrometheusAlert(
         name="IsthmusReloadFails",
         expr=f"{_new('reload_failures_total', '15m')} > 0",
         lasting="0m",
         severity=WARNING,
-        summary=f"{_AT} could not use a file that changed",
-        description="It goes on with the one before: {{ $labels.metric }}; its log names the file.",
+        summary=f"{_AT} could not reload a changed file",
+        description="The previous version stays in use ({{ $labels.metric }}). The program's log"
+        " has the file and the error.",
     ),
     PrometheusAlert(
         name="IsthmusEventLoopStalls",
         expr=f"{_new('loop_stalls_total', '10m')} > 0",
         lasting="0m",
         severity=WARNING,
-        summary=f"{_AT} stood still for more than five seconds",
-        description="Its log says where, or the machine gave it no time.",
+        summary=f"The event loop of {_AT} was blocked for more than 5 seconds",
+        description="The log has the stack of the blocked code. Without one, the machine gave the"
+        " program no CPU time.",
     ),
     PrometheusAlert(
         name="IsthmusServerBusy",
@@ -291,24 +296,27 @@ ALERTS = (
         " (rate(isthmus_server_loop_lag_seconds_bucket[5m]))) > 0.1",
         lasting="15m",
         severity=WARNING,
-        summary=f"{_AT} has more to do than its core can",
-        description="Everything it carries waits a little each time; add servers.",
+        summary=f"Server {_AT} is overloaded",
+        description="One CPU core is not enough: the event loop is late, which delays all"
+        " tunnels. Add servers or workers.",
     ),
     PrometheusAlert(
         name="IsthmusMemoryHeld",
         expr="isthmus_server_held_bytes > 512 * 1024 * 1024",
         lasting="10m",
         severity=WARNING,
-        summary=f"{_AT} holds {{{{ $value | humanize1024 }}}}B that nobody reads",
-        description="Clients or targets stopped reading; the snapshot tells which tunnels stall.",
+        summary=f"Server {_AT} holds {{{{ $value | humanize1024 }}}}B of unread data",
+        description="Clients or targets stopped reading. The snapshot shows which tunnels are"
+        " stalled.",
     ),
     PrometheusAlert(
         name="IsthmusStreamsReset",
         expr=f"{_new('streams_reset_for_budget_total', '15m')} > 0",
         lasting="0m",
         severity=WARNING,
-        summary=f"{_AT} reset connections to stay inside its memory",
-        description="Those of the largest holders that nobody read from.",
+        summary=f"{_AT} reset connections to stay within its memory budget",
+        description="The reset connections held the most memory, and their readers had stopped"
+        " reading.",
     ),
     PrometheusAlert(
         name="IsthmusAuditLosesRecords",
@@ -316,8 +324,9 @@ ALERTS = (
         " + increase(isthmus_server_audit_write_errors_total[15m])) > 0",
         lasting="0m",
         severity=CRITICAL,
-        summary=f"The audit log of {_AT} is not complete",
-        description="It cannot be written, or not quickly enough: look at its disk.",
+        summary=f"The audit log of {_AT} is incomplete",
+        description="Records were dropped because the log cannot be written, or not fast enough."
+        " Check the disk.",
     ),
     PrometheusAlert(
         name="IsthmusAuditNotWritten",
@@ -325,8 +334,8 @@ ALERTS = (
         lasting="1m",
         severity=CRITICAL,
         summary=f"{_AT} cannot write its audit log",
-        description="Its disk is full, or the file cannot be opened. With --audit-on-failure=deny"
-        " it refuses every new connection until it can.",
+        description="The disk is full, or the file cannot be opened. With --audit-on-failure=deny"
+        " the server refuses all new connections until the log can be written.",
     ),
     PrometheusAlert(
         name="IsthmusFilesRunOut",
@@ -334,17 +343,18 @@ ALERTS = (
         " and on (job, instance) isthmus_build_info",
         lasting="5m",
         severity=WARNING,
-        summary=f"{_AT} has used {{{{ $value | humanizePercentage }}}} of its descriptors",
-        description="A server needs one for each connection of a client, an agent one for each"
-        " target; raise the limit (LimitNOFILE=).",
+        summary=f"{_AT} uses {{{{ $value | humanizePercentage }}}} of its file descriptors",
+        description="A server needs one for each client connection, an agent one for each target"
+        " connection. Raise the limit (LimitNOFILE=).",
     ),
     PrometheusAlert(
         name="IsthmusDrainsForLong",
         expr=f"{_any('draining')} == 1",
         lasting="10m",
         severity=WARNING,
-        summary=f"{_AT} drains and does not end",
-        description="It takes no new dials; long tunnels keep it, or nobody ends it.",
+        summary=f"{_AT} has been draining for more than 10 minutes",
+        description="It refuses new dials. Long-running tunnels keep it running, or nothing stops"
+        " it.",
     ),
     PrometheusAlert(
         name="IsthmusNodesCutOff",
@@ -354,8 +364,9 @@ ALERTS = (
         lasting="5m",
         severity=CRITICAL,
         summary=f"The node of {_AT} cannot reach the control plane",
-        description="Most of its connections fail, or none can be served: they are denied, refused"
-        " or not answered, or no server carries them. Its /readyz and its log say why.",
+        description="Most connections from the node fail, or none can be served: they are denied,"
+        " refused or not answered, or no server supports them. See /readyz and the log of the"
+        " agent.",
     ),
     PrometheusAlert(
         name="IsthmusNodeConnectionsFail",
@@ -364,32 +375,32 @@ ALERTS = (
         severity=CRITICAL,
         summary="{{ $value | humanizePercentage }} of connections from nodes of {{ $labels.job }}"
         " to the control plane fail",
-        description="For whatever reason. At this rate a month's budget (objective 99.9 %) is gone"
-        " in two days.",
+        description="All failures are included. At this rate the monthly error budget (objective"
+        " 99.9 %) is used up in two days.",
     ),
     PrometheusAlert(
         name="IsthmusUpstreamDown",
         expr="isthmus_apiserver_proxy_upstream_up == 0",
         lasting="5m",
         severity=WARNING,
-        summary=f"{{{{ $labels.upstream }}}} is down for {_AT}",
-        description="Connections go to the other upstreams, if there are any.",
+        summary=f"Upstream {{{{ $labels.upstream }}}} of {_AT} is down",
+        description="Connections use the other upstreams, if any.",
     ),
     PrometheusAlert(
         name="IsthmusNoUpstream",
         expr="max by (job, instance) (isthmus_apiserver_proxy_upstream_up) == 0",
         lasting="1m",
         severity=CRITICAL,
-        summary=f"{_AT} has no upstream that works",
-        description="Its node cannot reach kube-apiserver.",
+        summary=f"All upstreams of {_AT} are down",
+        description="The node cannot reach kube-apiserver.",
     ),
     PrometheusAlert(
         name="IsthmusGuestNamesFail",
         expr=f"{_any('tunnel_healthy')} == 0",
         lasting="5m",
         severity=WARNING,
-        summary=f"Sidecar {_AT} cannot ask the guest cluster's DNS",
-        description="Names go to the management cluster's meanwhile.",
+        summary=f"Sidecar {_AT} cannot reach the guest cluster's DNS",
+        description="Until it can, names are resolved by the management cluster's DNS.",
     ),
     PrometheusAlert(
         name="IsthmusServiceRulesFail",
@@ -400,21 +411,21 @@ ALERTS = (
         lasting="5m",
         severity=CRITICAL,
         summary=f"Node proxy {_AT} cannot write its rules",
-        description="Services of this node go on as they were; changes do not arrive.",
+        description="Services on this node keep their last rules; changes are not applied.",
     ),
     PrometheusAlert(
         name="IsthmusVersionsDiffer",
         expr="count by (program) (count by (program, version) (isthmus_build_info)) > 1",
         lasting="1d",
         severity=INFO,
-        summary="More than one version of {{ $labels.program }} runs since yesterday",
-        description="Neighbouring versions work together; an update may have stopped half-way.",
+        summary="More than one version of {{ $labels.program }} has been running for a day",
+        description="Adjacent versions are compatible, but an update may have stopped half-way.",
     ),
 )  # fmt: skip
 
 
 def rules() -> dict[str, Any]:
-    """The rules file, as values."""
+    """Build the rules file as values."""
     return {
         "groups": [
             {"name": "isthmus.recorded", "rules": recorded()},
@@ -429,7 +440,7 @@ def rules_text() -> str:
 
 
 def prometheus_rule(*, name: str, namespace: str) -> str:
-    """Write the same as an object of the Prometheus operator."""
+    """Write the same rules as a PrometheusRule of the Prometheus operator."""
     meta = {"name": name, "namespace": namespace, "labels": {"app.kubernetes.io/name": "isthmus"}}
     return to_yaml(
         [

@@ -1,4 +1,4 @@
-"""A dashboard for Grafana over our metrics: rows of panels, laid out on its grid of 24 columns.
+"""A Grafana dashboard for the metrics: rows of panels on Grafana's grid of 24 columns.
 
 What is in it is grafana_panels.py. Grafana takes the text as it is (Dashboards, Import), and asks
 which Prometheus to read from.
@@ -21,7 +21,7 @@ _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """A query and what its lines are called."""
+    """A query and the legend of its lines."""
 
     expr: str
     legend: str = ""
@@ -29,7 +29,7 @@ class Query:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """A picture of some queries; ``kind`` and ``unit`` are Grafana's words."""
+    """A panel of queries; ``kind`` and ``unit`` are Grafana's words."""
 
     title: str
     says: str
@@ -42,7 +42,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PanelRow:
-    """A heading and its panels; a closed one is looked at when it is opened."""
+    """A heading and its panels; Grafana loads a collapsed row when it is opened."""
 
     title: str
     panels: Sequence[Panel]
@@ -182,11 +182,11 @@ _LOST = f',result=~"{NODE_FAILURES}"'
 _TRIED = f',result=~"joined|{NODE_FAILURES}"'
 
 OVERVIEW = PanelRow(
-    title="Is all well?",
+    title="Overview",
     panels=(
         Panel(
-            title="Dials that did not fail by us",
-            says="Failures at targets and denials do not count. The objective is 99.9 %.",
+            title="Dials without internal failure",
+            says="Failures at targets and denials are not counted. The objective is 99.9 %.",
             kind="stat",
             unit="percentunit",
             width=6,
@@ -199,7 +199,7 @@ OVERVIEW = PanelRow(
         ),
         Panel(
             title="Agents",
-            says="Ready at the servers, an agent counted once for each server.",
+            says="Agents ready at the servers; an agent counts once for each server.",
             kind="stat",
             width=6,
             queries=(
@@ -210,14 +210,14 @@ OVERVIEW = PanelRow(
         ),
         Panel(
             title="Tunnels",
-            says="Open now.",
+            says="Open tunnels.",
             kind="stat",
             width=6,
             queries=(Query(expr=_now(f"{GO}server_established_connections")),),
         ),
         Panel(
-            title="First certificate to end",
-            says="Until the first of all certificates in use expires.",
+            title="Next certificate expiry",
+            says="Time until the first certificate in use expires.",
             kind="stat",
             unit="s",
             width=6,
@@ -235,7 +235,7 @@ DIALS = PanelRow(
     panels=(
         Panel(
             title="Dials",
-            says="Asked for each second, by whether they succeeded.",
+            says="Dials per second, by result.",
             unit="reqps",
             queries=(
                 Query(expr=_sum(f"{_DIALS}_count"), legend="succeeded"),
@@ -244,27 +244,27 @@ DIALS = PanelRow(
         ),
         Panel(
             title="Failures by reason",
-            says="no_agent, agent_lost, too_many and internal are ours; the others are of targets,"
-            " names and policy.",
+            says="no_agent, agent_lost, too_many and internal are failures of Isthmus; the others"
+            " are caused by targets, name resolution and policy.",
             unit="reqps",
             stacked=True,
             queries=(Query(expr=f"{_sum(_FAILED, 'reason')} > 0", legend="{{reason}}"),),
         ),
         Panel(
-            title="How long dials take",
-            says="From the request until the target answered.",
+            title="Dial duration",
+            says="Time from the request until the target was connected.",
             unit="s",
             queries=_quantiles(_DIALS),
         ),
         Panel(
-            title="Waiting for an answer",
-            says="Dials under way. Grows when agents or targets do not answer.",
+            title="Pending dials",
+            says="Grows when agents or targets do not answer.",
             queries=(Query(expr=_now(f"{GO}server_pending_backend_dials", "instance"),
                            legend="{{instance}}"),),
         ),
         Panel(
-            title="How tunnels ended",
-            says="Everything but clean reached both sides as a reset.",
+            title="Tunnel endings",
+            says="Every ending except clean was a reset on both sides.",
             unit="reqps",
             stacked=True,
             queries=(
@@ -276,7 +276,7 @@ DIALS = PanelRow(
         ),
         Panel(
             title="Denied",
-            says="By the rule of the policy that said so.",
+            says="Denied dials, by policy rule.",
             unit="reqps",
             queries=(
                 Query(expr=f"{_sum('isthmus_server_policy_denials_total', 'rule')} > 0",
@@ -298,7 +298,7 @@ TRAFFIC = PanelRow(
         ),
         Panel(
             title="Tunnels by server",
-            says="Open now.",
+            says="Open tunnels.",
             queries=(
                 Query(
                     expr=_now(f"{GO}server_established_connections", "instance"),
@@ -307,8 +307,8 @@ TRAFFIC = PanelRow(
             ),
         ),
         Panel(
-            title="Bytes that nobody reads",
-            says="Received over links and not taken by a reader yet.",
+            title="Unread bytes",
+            says="Received over links and not read yet.",
             unit="bytes",
             queries=(
                 Query(expr=_now("isthmus_server_held_bytes", "instance"), legend="{{instance}}"),
@@ -316,13 +316,13 @@ TRAFFIC = PanelRow(
         ),
         Panel(
             title="Links",
-            says="Open now, by server.",
+            says="Open links, by server.",
             queries=(Query(expr=_now("isthmus_server_links", "instance"), legend="{{instance}}"),),
         ),
         Panel(
-            title="Links that failed",
-            says="Did not come to be, or broke; tls and refused are agents that the server does"
-            " not accept.",
+            title="Failed links",
+            says="Links that failed to open or were lost; tls and refused are agents that the"
+            " server does not accept.",
             unit="reqps",
             stacked=True,
             queries=(
@@ -333,8 +333,8 @@ TRAFFIC = PanelRow(
             ),
         ),
         Panel(
-            title="Agents without all their servers",
-            says="How many servers each agent still misses.",
+            title="Agents missing servers",
+            says="Number of servers each agent is not linked to.",
             queries=(
                 Query(
                     expr=f"{_now(f'{GO}agent_known_server_count', 'instance')}"
@@ -346,11 +346,11 @@ TRAFFIC = PanelRow(
     ),
 )
 HEALTH = PanelRow(
-    title="The programs themselves",
+    title="Programs",
     panels=(
         Panel(
             title="Event loop lag",
-            says="99 % of heartbeats were not later than this: above 0.1 s a core is too little.",
+            says="p99 of the heartbeat delay. Above 0.1 s one core is not enough.",
             unit="s",
             queries=(
                 Query(
@@ -372,7 +372,7 @@ HEALTH = PanelRow(
         ),
         Panel(
             title="Memory",
-            says="Resident.",
+            says="Resident memory.",
             unit="bytes",
             queries=(
                 Query(
@@ -384,7 +384,7 @@ HEALTH = PanelRow(
         ),
         Panel(
             title="Certificates",
-            says="Until each certificate in use expires.",
+            says="Time until each certificate in use expires.",
             kind="table",
             unit="s",
             width=12,
@@ -397,7 +397,7 @@ HEALTH = PanelRow(
         ),
         Panel(
             title="Versions",
-            says="How many of each program run which version.",
+            says="Number of instances by program and version.",
             kind="table",
             width=12,
             queries=(
@@ -412,7 +412,7 @@ NODES = PanelRow(
     panels=(
         Panel(
             title="Connections from nodes",
-            says="By what became of them.",
+            says="Connections from nodes, by result.",
             unit="reqps",
             stacked=True,
             queries=(
@@ -422,8 +422,8 @@ NODES = PanelRow(
             ),
         ),
         Panel(
-            title="Connections from nodes that fail",
-            says="The share of them, for whatever reason; the objective is 0.1 %.",
+            title="Failed connections from nodes",
+            says="The share of failed connections, for any reason; the objective is 0.1 %.",
             unit="percentunit",
             queries=(
                 Query(
@@ -434,14 +434,15 @@ NODES = PanelRow(
             ),
         ),
         Panel(
-            title="How long they wait",
-            says="From the node's connection until a server had reached its destination.",
+            title="Dial duration of connections from nodes",
+            says="Time from accepting a connection of the node until a server reached the"
+            " destination.",
             unit="s",
             queries=_quantiles("isthmus_agent_node_dial_duration_seconds"),
         ),
         Panel(
             title="Upstreams of apiserver proxies",
-            says="1 while the checks say that an upstream is well.",
+            says="1 while the health checks of an upstream succeed.",
             queries=(
                 Query(
                     expr=_now(
@@ -462,7 +463,7 @@ HOSTED = PanelRow(
     panels=(
         Panel(
             title="Dials of sidecars",
-            says="Each second, that succeeded.",
+            says="Successful dials per second.",
             unit="reqps",
             queries=(
                 Query(expr=_sum("isthmus_socks5_proxy_dial_duration_seconds_count"),
@@ -472,7 +473,7 @@ HOSTED = PanelRow(
         ),
         Panel(
             title="Guest cluster's DNS",
-            says="0 while it cannot be reached through the tunnel.",
+            says="0 while the DNS is unreachable through the tunnel.",
             queries=(
                 Query(expr=_least("isthmus_socks5_proxy_tunnel_healthy", "instance"),
                       legend="SOCKS5 {{instance}}"),
@@ -481,8 +482,8 @@ HOSTED = PanelRow(
             ),
         ),
         Panel(
-            title="Writing a node's rules",
-            says="How long a sync of Services into the kernel takes.",
+            title="Service rule syncs",
+            says="Duration of a sync of Services into the kernel.",
             unit="s",
             queries=_quantiles("kubeproxy_sync_proxy_rules_duration_seconds"),
         ),
@@ -492,5 +493,5 @@ ROWS = (OVERVIEW, DIALS, TRAFFIC, HEALTH, NODES, HOSTED)
 
 
 def grafana_text() -> str:
-    """Write our dashboard."""
+    """Write the dashboard of Isthmus."""
     return dashboard(ROWS, title="Isthmus", uid="isthmus")

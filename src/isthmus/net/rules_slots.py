@@ -30,9 +30,9 @@ class AdmissionRefusal(Enum):
 
     TOO_MANY = "--max-connections are open"
     TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address or user are open"
-    CROWD = "too many connections wait that have not shown yet who they are"
+    CROWD = "too many unauthenticated connections are waiting"
     MEMORY = "its address or user holds more than its share of --memory-budget"
-    TOO_FAST = "its address costs too much without showing who it is"
+    TOO_FAST = "its address caused too much work without authenticating"
 
 
 class ConnectionSlots:

@@ -80,33 +80,34 @@ class NodeMetrics:
         return [
             counter(
                 f"{ours}connections_total",
-                "Connections accepted from the node, by what became of them.",
+                "Connections accepted from the node, by result.",
                 by_enum(self.results),
                 ("result",),
             ),
             gauge(
                 f"{ours}connections",
-                "Connections from the node now: waiting for a server, or open.",
+                "Connections from the node, by state: waiting for a server, or open.",
                 lambda: by_name(self.connections())(),
                 ("state",),
                 merge=Merge.SUM,
             ),
             histogram(
                 f"{ours}dial_duration_seconds",
-                "From the moment a connection from the node was accepted until a server had"
-                " reached its destination.",
+                "Time from accepting a connection of the node until a server reached the"
+                " destination.",
                 self.dials,
             ),
             counter(
                 f"{ours}dial_failures_total",
-                "Failures that servers answered to connections from the node, by reason; another"
-                " server may have been asked afterwards.",
+                "Dial failures answered by servers for connections from the node, by reason;"
+                " another server may have been asked afterwards.",
                 by_enum(self.failures),
                 ("reason",),
             ),
             counter(
                 f"{ours}dials_unanswered_total",
-                "Dials that a server did not answer in time, as konnectivity's own never does.",
+                "Dials that a server did not answer in time; konnectivity's own server never"
+                " answers.",
                 one(lambda: self.unanswered),
             ),
             counter(
@@ -116,14 +117,13 @@ class NodeMetrics:
             ),
             gauge(
                 f"{ours}listeners",
-                "Ports at which connections from the node are accepted now.",
+                "Ports listening for connections from the node.",
                 one(lambda: self.listening()),
                 merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}traffic_ready",
-                "1 while connections from the node can be served, else 0; not there without"
-                " --target.",
+                "1 while connections from the node can be served, else 0; absent without --target.",
                 self._ready,
                 merge=Merge.MIN,
             ),

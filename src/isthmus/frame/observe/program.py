@@ -213,18 +213,18 @@ class ProgramMetrics:
             *(self._certificate_families() if self.carries else ()),
             histogram(
                 f"{ours}loop_lag_seconds",
-                "How late the event loop came to a heartbeat that was due; one each second.",
+                "Delay of the event loop at a heartbeat, measured every second.",
                 self.loop_lag,
             ),
             counter(
                 f"{ours}loop_stalls_total",
-                "Heartbeats of the event loop that came more than 5 seconds late.",
+                "Heartbeats of the event loop more than 5 seconds late.",
                 one(lambda: self.loop_stalls),
             ),
             *(self._drain_families() if self.carries else ()),
             counter(
                 f"{ours}log_lines_suppressed_total",
-                "Log lines not written because a peer caused too many alike.",
+                "Log lines suppressed because a peer caused too many similar ones.",
                 one(lambda: gauges.lines_suppressed()),
             ),
             gauge(
@@ -237,7 +237,7 @@ class ProgramMetrics:
             ),
             gauge(
                 "isthmus_build_info",
-                "Always 1; the labels say which program and version this is.",
+                "Always 1; the labels are the program and its version.",
                 lambda: (((self.program, isthmus.__version__), 1),),
                 ("program", "version"),
                 merge=Merge.SAME,
@@ -255,18 +255,18 @@ class ProgramMetrics:
             ),
             histogram(
                 f"{ours}failed_dial_duration_seconds",
-                "How long dials took to fail.",
+                "Duration of failed dials.",
                 self.failed_dials,
             ),
             counter(
                 f"{ours}tunnels_ended_total",
-                "Tunnels that ended, by how.",
+                "Tunnels that ended, by ending.",
                 by_enum(self.endings),
                 ("ending",),
             ),
             counter(
                 f"{ours}bytes_total",
-                f"Bytes carried by {self.carried_by}, running ones included.",
+                f"Bytes carried by {self.carried_by}, including running ones.",
                 self._bytes,
                 ("direction",),
             ),
@@ -276,7 +276,7 @@ class ProgramMetrics:
         return [
             gauge(
                 f"isthmus_{self.program}_draining",
-                "1 while no new dials are taken, else 0.",
+                "1 while draining, when new dials are refused, else 0.",
                 one(lambda: int(self.gauges.draining())),
                 merge=Merge.MAX,
             )
@@ -285,27 +285,27 @@ class ProgramMetrics:
     def _link_families(self) -> list[Family]:
         ours, gauges = f"isthmus_{self.program}_", self.gauges
         return [
-            gauge(f"{ours}links", "Links open now.", one(lambda: gauges.links()), merge=Merge.SUM),
+            gauge(f"{ours}links", "Open links.", one(lambda: gauges.links()), merge=Merge.SUM),
             counter(
                 f"{ours}links_opened_total",
-                "Links whose greeting succeeded.",
+                "Links opened, with a successful handshake.",
                 one(lambda: self.links_opened),
             ),
             counter(
                 f"{ours}link_failures_total",
-                "Links that did not come to be, or were ended by their own rules, by reason.",
+                "Links that failed to open or were lost, by reason.",
                 by_enum(self.link_failures),
                 ("reason",),
             ),
             gauge(
                 f"{ours}held_bytes",
-                "Bytes received and not yet taken by the reader's kernel, over all links.",
+                "Bytes received and not yet accepted by the reader's kernel, over all links.",
                 one(lambda: gauges.held_bytes()),
                 merge=Merge.SUM,
             ),
             counter(
                 f"{ours}streams_reset_for_budget_total",
-                "Streams reset because their reader took nothing for 5 minutes while the memory"
+                "Streams reset because their reader read nothing for 5 minutes while the memory"
                 " budget was exhausted.",
                 one(lambda: self.streams_reset_for_budget),
             ),
@@ -316,31 +316,31 @@ class ProgramMetrics:
         return [
             gauge(
                 f"{ours}bytes",
-                "Memory for everything that is kept on behalf of peers (--memory-budget).",
+                "Memory budget for everything held on behalf of peers (--memory-budget).",
                 one(lambda: gauges.budget.total_bytes),
                 merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}used_bytes",
-                "Bytes charged to peers now.",
+                "Bytes charged to peers.",
                 one(lambda: gauges.budget.used_bytes),
                 merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}most_used_bytes",
-                "The most bytes that were charged to peers at any time.",
+                "Peak of the bytes charged to peers.",
                 one(lambda: gauges.budget.most_used_bytes),
                 merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}peers",
-                "Peers that have an account in the budget now.",
+                "Peers with an account in the memory budget.",
                 one(lambda: gauges.budget.peers),
                 merge=Merge.SUM,
             ),
             counter(
                 f"{ours}over_share_total",
-                "Times that a peer over its share of the budget was slowed down or refused.",
+                "Times a peer over its share of the memory budget was slowed or refused.",
                 one(lambda: gauges.budget.over_share),
             ),
         ]
@@ -357,7 +357,7 @@ class ProgramMetrics:
         return [
             gauge(
                 f"{ours}expiry_timestamp_seconds",
-                "When each certificate in use expires, as UNIX time.",
+                "Expiry time of each certificate in use, in UNIX time.",
                 lambda: [
                     ((path,), it.not_after) for path, it in self.gauges.certificates().items()
                 ],
@@ -366,7 +366,7 @@ class ProgramMetrics:
             ),
             gauge(
                 f"{ours}start_timestamp_seconds",
-                "When each certificate in use became valid, as UNIX time.",
+                "Start of validity of each certificate in use, in UNIX time.",
                 lambda: [
                     ((path,), it.not_before) for path, it in self.gauges.certificates().items()
                 ],
@@ -375,7 +375,7 @@ class ProgramMetrics:
             ),
             counter(
                 f"{ours}reload_failures_total",
-                "Changed certificate, key or CA files that could not be used.",
+                "Failed reloads of changed certificate, key or CA files.",
                 one(lambda: self.gauges.reload_failures()),
                 merge=Merge.MAX,
             ),

@@ -17,12 +17,12 @@ from isthmus.frame.observe.program import ProgramMetrics
 class NotHanded(Enum):
     """Why a connection was handed to no worker."""
 
-    NO_WORKER = "no worker runs"
-    NOT_RUNNING = "the worker that the agent asked for does not run"
-    TOO_MANY = "too many connections wait for a worker already"
-    CROWD = "too many agents wait that have not said yet what they want"
-    NO_HELLO = "the agent left, or was too slow, before it said what it wants"
-    REFUSED = "it came by a way that is not served"
+    NO_WORKER = "no worker is running"
+    NOT_RUNNING = "the worker that the agent asked for is not running"
+    TOO_MANY = "too many connections are waiting for a worker"
+    CROWD = "too many agents have not sent their ClientHello yet"
+    NO_HELLO = "the agent left or was too slow to send its ClientHello"
+    REFUSED = "it came by a port that is not served"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class WorkersMetrics(ProgramMetrics):
         return [
             counter(
                 f"{ours}records_dropped_total",
-                "Audit records dropped because too many waited to be written.",
+                "Audit records dropped because too many were waiting to be written.",
                 self._audit(1),
             ),
             counter(
@@ -80,39 +80,40 @@ class WorkersMetrics(ProgramMetrics):
         return [
             gauge(
                 f"{ours}up",
-                "1 while the worker serves, else 0.",
+                "1 while the worker is running and serving, else 0.",
                 self._each(_up),
                 labels,
                 merge=Merge.SUM,
             ),
             counter(
                 f"{ours}restarts_total",
-                "How often the worker was started again.",
+                "Restarts of the worker.",
                 self._each(lambda it: it.restarts),
                 labels,
             ),
             counter(
                 f"{ours}connections_handed_total",
-                "Connections that the worker was handed.",
+                "Connections handed to the worker.",
                 self._each(lambda it: it.handed),
                 labels,
             ),
             gauge(
                 f"{ours}load",
-                "Sockets and gRPC calls that the worker has open; clients go to the least.",
+                "Open sockets and gRPC calls of the worker; new clients go to the least loaded"
+                " one.",
                 self._each(lambda it: it.open),
                 labels,
                 merge=Merge.SUM,
             ),
             counter(
                 f"{ours}cpu_seconds_total",
-                "CPU time that the worker has used.",
+                "CPU time used by the worker.",
                 self._each(lambda it: it.cpu_s),
                 labels,
             ),
             counter(
                 f"{ours}connections_refused_total",
-                "Connections that were handed to no worker, by reason.",
+                "Connections refused before a worker got them, by reason.",
                 by_enum(self.not_handed),
                 ("reason",),
             ),

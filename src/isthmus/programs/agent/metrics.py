@@ -81,8 +81,8 @@ class AgentMetrics(ProgramMetrics):
             ),
             counter(
                 "isthmus_agent_endpoint_denials_total",
-                "Dials that --endpoint-deny denied, by its entry, or (not allowed) for what"
-                " --endpoint-allow does not list.",
+                "Dials denied by an entry of --endpoint-deny, by entry; (not allowed) if not in"
+                " --endpoint-allow.",
                 lambda: by_name(self.endpoint_denials)(),
                 ("entry",),
             ),

@@ -37,8 +37,8 @@ class ProxyRefusal(Enum):
     LEFT = "the client left before it was joined to an upstream"
     TOO_MANY = "--max-connections are open"
     TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address are open"
-    OUTSIDE = "it came in by an uplink, though the address is for this host alone"
-    CIRCLE = "it is one of this proxy's own: an upstream leads back here"
+    OUTSIDE = "it arrived on an uplink, but the address is for this host only"
+    CIRCLE = "the connection comes from this proxy: an upstream leads back here"
 
 
 class ApiserverProxyMetrics(ProgramMetrics):
@@ -93,61 +93,60 @@ class ApiserverProxyMetrics(ProgramMetrics):
             ),
             gauge(
                 f"{ours}connections",
-                "Connections joined to an upstream or dialing one now, by upstream.",
+                "Connections joined to an upstream or dialing one, by upstream.",
                 lambda: by_name(self.open_by_upstream())(),
                 ("upstream",),
                 merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}connections_waiting",
-                "Connections for which an upstream is dialed.",
+                "Connections waiting for a dial to an upstream.",
                 one(lambda: self.waiting()),
                 merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}upstream_up",
-                "1 while the checks of an upstream say that it is well, else 0.",
+                "1 while the health checks of an upstream succeed, else 0.",
                 lambda: by_name(self.up())(),
                 ("upstream",),
                 merge=Merge.MIN,
             ),
             counter(
                 f"{ours}health_checks_total",
-                "Checks of upstreams, by what came of them.",
+                "Health checks of upstreams, by result.",
                 self._checks,
                 ("upstream", "result"),
             ),
             histogram(
                 f"{ours}dial_duration_seconds",
-                "How long dials to upstreams took that succeeded.",
+                "Duration of successful dials to upstreams.",
                 self.dials,
             ),
             counter(
                 f"{ours}upstream_failures_total",
-                "Dials to upstreams that failed, also when another upstream was reached.",
+                "Failed dials to upstreams, including those followed by a successful one.",
                 by_name(self.upstream_failures),
                 ("upstream",),
             ),
             counter(
                 f"{ours}connections_retried_total",
-                "Connections joined to another upstream than the first that was tried.",
+                "Connections joined to another upstream after the first one failed.",
                 one(lambda: self.retried),
             ),
             counter(
                 f"{ours}connections_last_resort_total",
-                "Connections for which an upstream that is down was tried, since there was no"
-                " other.",
+                "Connections for which an upstream that is down was dialed because all were down.",
                 one(lambda: self.last_resort),
             ),
             counter(
                 f"{ours}config_reloads_total",
-                "Changed configuration files that were taken.",
+                "Successful reloads of the changed configuration file.",
                 one(lambda: self.reloads),
                 merge=Merge.MAX,
             ),
             counter(
                 f"{ours}config_reload_failures_total",
-                "Changed configuration files that could not be used.",
+                "Failed reloads of the changed configuration file.",
                 one(lambda: self.reload_failures),
                 merge=Merge.MAX,
             ),

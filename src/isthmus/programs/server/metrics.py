@@ -40,7 +40,7 @@ class Relayed(Enum):
     NO_AGENT = "the other server had no agent for it, or lost it"
     FAILED = "the agent of the other server could not reach the target"
     DENIED = "the policy of the server with the agents does not allow it"
-    REFUSED = "it was no dial that can be relayed"
+    REFUSED = "the dial cannot be relayed"
 
 
 #: The others are failures of the agent.
@@ -97,22 +97,20 @@ class RelayMetrics:
         return [
             counter(
                 "isthmus_server_relayed_dials_total",
-                "Dials sent to other servers for their agents, and taken from other servers for"
-                " our own, by what became of them.",
+                "Dials relayed to other servers (sent) and from other servers (taken), by result.",
                 self._dials,
                 ("direction", "result"),
             ),
             gauge(
                 "isthmus_server_relay_links",
-                "Links to other servers by which dials can be sent, and from other servers by"
-                " which they are taken.",
+                "Relay links to other servers (sent) and from other servers (taken).",
                 self._links,
                 ("direction",),
                 merge=Merge.SUM,
             ),
             counter(
                 "isthmus_server_dial_retries_total",
-                "Links that were lost with a dial that could be tried again, by when.",
+                "Dials retried on another agent because their link was lost, by time of the loss.",
                 by_enum(self.retries),
                 ("when",),
             ),
@@ -142,7 +140,7 @@ class TlsRefusal(Enum):
     BAD_CERTIFICATE = "the peer's certificate is not from a trusted authority, or has expired"
     REVOKED = "the peer's certificate is revoked"
     NOT_TLS = "the peer does not speak TLS"
-    OTHER = "the handshake failed otherwise"
+    OTHER = "the handshake failed for another reason"
 
 
 class HandOn(Enum):
@@ -151,7 +149,7 @@ class HandOn(Enum):
     JOINED = "joined to the server that it asked for"
     UNREACHED = "that server's address could not be reached"
     LEFT = "the agent left while the server was dialed"
-    TOO_MANY = "too many others wait for an answer or pass through already"
+    TOO_MANY = "too many others are waiting for an answer or being passed"
     LOOP = "that server's address leads back to this one"
 
 
@@ -336,7 +334,7 @@ class ServerMetrics(ProgramMetrics):
             ),
             counter(
                 f"{ours}records_dropped_total",
-                "Audit records dropped because too many waited to be written.",
+                "Audit records dropped because too many were waiting to be written.",
                 one(lambda: self.audit_counts()[1]),
             ),
             counter(
@@ -358,7 +356,7 @@ class ServerMetrics(ProgramMetrics):
         return [
             histogram(
                 f"{ours}dial_duration_seconds",
-                "How long dials from nodes to the control plane took to succeed.",
+                "Duration of successful dials from nodes to the control plane.",
                 self.node_dials,
             ),
             counter(
@@ -369,13 +367,13 @@ class ServerMetrics(ProgramMetrics):
             ),
             gauge(
                 f"{ours}pending_dials",
-                "Dials from nodes to the control plane that are under way.",
+                "Pending dials from nodes to the control plane.",
                 one(lambda: gauges.node_dials()),
                 merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}tunnels",
-                "Tunnels from nodes to the control plane that are open.",
+                "Open tunnels from nodes to the control plane.",
                 one(lambda: gauges.node_tunnels()),
                 merge=Merge.SUM,
             ),
@@ -386,7 +384,7 @@ class ServerMetrics(ProgramMetrics):
         return [
             counter(
                 f"{ours}refusals_total",
-                "Dials refused because their requester has its share already, by share and limit.",
+                "Dials refused because the requester's share was used up, by share and limit.",
                 lambda: [
                     ((share, limit.value), number)
                     for (share, limit), number in self.share_refusals.items()
@@ -395,13 +393,13 @@ class ServerMetrics(ProgramMetrics):
             ),
             counter(
                 f"{ours}waits_total",
-                "Times that a tunnel was not read from until its share had bytes again.",
+                "Times reading from a tunnel was paused until its share had bytes again.",
                 lambda: by_name(self.share_waits)(),
                 ("share",),
             ),
             gauge(
                 f"{ours}tunnels",
-                "Dials under way and open tunnels, by share.",
+                "Pending dials and open tunnels, by share.",
                 lambda: by_name(self.share_tunnels())(),
                 ("share",),
                 merge=Merge.SUM,
@@ -418,33 +416,32 @@ class ServerMetrics(ProgramMetrics):
             *self.revocation.families("isthmus_server_"),
             counter(
                 "isthmus_server_tls_refused_total",
-                "TLS handshakes refused, by port and reason: agents and clients with a wrong"
-                " certificate or none.",
+                "TLS handshakes refused, by port and reason.",
                 self._tls_refusals,
                 ("port", "reason"),
             ),
             counter(
                 "isthmus_server_connections_refused_total",
-                "Connections for which there was no place, by port and reason.",
+                "Connections refused because of a limit, by port and reason.",
                 self._connections_refused,
                 ("port", "reason"),
             ),
             gauge(
                 "isthmus_server_open_connections",
-                "Connections that are open, by port; --max-connections bounds them.",
+                "Open connections, by port; limited by --max-connections.",
                 lambda: by_name(self.gauges.connections())(),
                 ("port",),
                 merge=Merge.SUM,
             ),
             counter(
                 "isthmus_server_requests_refused_total",
-                "Requests a frontend refused before there was a dial, by HTTP status.",
+                "Requests refused by a frontend before a dial, by HTTP status.",
                 by_name(self.requests_refused),
                 ("status",),
             ),
             counter(
                 "isthmus_server_agent_connections_handed_on_total",
-                "Connections of agents that asked for another server, by what became of them.",
+                "Connections of agents that asked for another server, by result.",
                 by_enum(self.hand_ons),
                 ("result",),
             ),
@@ -457,13 +454,13 @@ class ServerMetrics(ProgramMetrics):
             ),
             counter(
                 "isthmus_server_policy_reload_failures_total",
-                "Changed policy files that could not be used.",
+                "Failed reloads of changed policy files.",
                 one(lambda: self.policy_reload_failures),
                 merge=Merge.MAX,
             ),
             gauge(
                 "isthmus_server_agent_connections_passing",
-                "Connections of agents that pass through to other servers now; each takes two"
+                "Connections of agents being passed to other servers; each uses two file"
                 " descriptors.",
                 one(lambda: self.gauges.handed_on()),
                 merge=Merge.SUM,

@@ -30,14 +30,14 @@ DIAL_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
 class Unserved(Enum):
     """Why a client of a sidecar was not served."""
 
-    BAD_REQUEST = "it broke the protocol, or spoke another one"
-    NOT_SUPPORTED = "it asked for something besides TCP connections, such as UDP"
-    NO_METHOD = "it offered no way to prove who it is that is asked for here"
-    WRONG_PASSWORD = "it gave no user name and password, or wrong ones"
-    NO_DESTINATION = "what it asked for could not be reached"
-    LATE = "it did not say in time what it wants"
-    LEFT = "it left before it was served"
-    CROWDED = "its source has most of --max-handshakes, and others came before it had said anything"
+    BAD_REQUEST = "invalid or unknown protocol"
+    NOT_SUPPORTED = "unsupported request, such as UDP"
+    NO_METHOD = "no common authentication method"
+    WRONG_PASSWORD = "missing or wrong user name or password"
+    NO_DESTINATION = "the destination could not be reached"
+    LATE = "no complete request in time"
+    LEFT = "the client left before it was served"
+    CROWDED = "its source used most of --max-handshakes while others connected"
     TOO_MANY = "--max-connections are open"
     TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address are open"
 
@@ -84,19 +84,19 @@ class SidecarMetrics(ProgramMetrics):
             ),
             gauge(
                 f"{ours}connections",
-                "Connections of clients now, whatever they do.",
+                "Open connections of clients, in any state.",
                 one(lambda: self.connections()),
                 merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}handshakes",
-                "Connections that have not said yet what they want.",
+                "Connections that have not sent their request yet.",
                 one(lambda: self.waiting()),
                 merge=Merge.SUM,
             ),
             histogram(
                 f"{ours}dial_duration_seconds",
-                "How long dials took that succeeded, name resolution included.",
+                "Duration of successful dials, including name resolution.",
                 self.dials,
             ),
             *self._name_families(),
@@ -107,20 +107,20 @@ class SidecarMetrics(ProgramMetrics):
         return [
             counter(
                 f"{ours}name_lookups_total",
-                "Steps of looking names up, by who was asked and what came of it.",
+                "Steps of name lookups, by source and result.",
                 self._lookups,
                 ("source", "result"),
             ),
             counter(
                 f"{ours}dials_total",
-                "Dials whose name was resolved, by the way that they then took.",
+                "Dials after name resolution, by way.",
                 lambda: by_enum(self.ways())(),
                 ("way",),
             ),
             gauge(
                 f"{ours}tunnel_healthy",
-                "0 while the guest cluster's DNS cannot be reached through the tunnel and names go"
-                " to the management cluster's, else 1.",
+                "1 while the guest cluster's DNS can be reached through the tunnel, else 0; names"
+                " then go to the management cluster's DNS.",
                 one(lambda: int(self.tunnel_works())),
                 merge=Merge.MIN,
             ),
@@ -161,13 +161,13 @@ class HttpsProxyMetrics(SidecarMetrics):
             *super()._own_families(),
             counter(
                 f"{ours}answers_total",
-                "Answers of destinations to plain HTTP requests, by class of their status.",
+                "Responses of destinations to plain HTTP requests, by status class.",
                 by_name(self.answers),
                 ("status",),
             ),
             counter(
                 f"{ours}connections_reused_total",
-                "Plain HTTP requests sent on the connection of the one before.",
+                "Plain HTTP requests sent on a reused connection.",
                 one(lambda: self.reused),
             ),
             counter(

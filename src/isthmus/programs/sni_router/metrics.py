@@ -40,12 +40,12 @@ class SniRefusal(Enum):
     NO_PROTOCOL = "the server name has routes, but none for a protocol that the client offers"
     UNKNOWN_TLV = "no route for the TLV of its PROXY header"
     SOURCE_NOT_ALLOWED = "its source is in none of the route's allowedCIDRs"
-    NOT_TLS = "no TLS, or a ClientHello that is wrong or too large"
-    LATE = "no whole ClientHello in time"
+    NOT_TLS = "no TLS, or an invalid or too large ClientHello"
+    LATE = "no complete ClientHello in time"
     LEFT = "the client left before it was joined to a backend"
-    CROWDED = "its source has most of --max-hellos, and others came while its hello was not here"
-    NO_PROXY_HEADER = "no PROXY header, or a wrong one, where one is expected"
-    UNTRUSTED_PROXY = "it came from none of the networks of --proxy-from"
+    CROWDED = "its source used most of --max-hellos while others connected"
+    NO_PROXY_HEADER = "a required PROXY header is missing or invalid"
+    UNTRUSTED_PROXY = "the client is in none of the networks of --proxy-from"
     TOO_MANY = "--max-connections are open"
     TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address are open"
     ROUTE_FULL = "the route has its maxConnections"
@@ -117,49 +117,49 @@ class SniRouterMetrics(ProgramMetrics):
             ),
             counter(
                 f"{ours}sources_refused_total",
-                "Connections that were a route's but for its allowedCIDRs, by route.",
+                "Connections refused by a route's allowedCIDRs, by route.",
                 by_name(self.sources_refused),
                 ("route",),
             ),
             gauge(
                 f"{ours}connections",
-                "Connections joined to a backend or dialing one now, by route.",
+                "Connections joined to a backend or dialing one, by route.",
                 lambda: by_name(self.open_by_route())(),
                 ("route",),
                 merge=Merge.SUM,
             ),
             gauge(
                 f"{ours}hellos",
-                "Connections whose ClientHello is not here yet.",
+                "Connections waiting for their ClientHello.",
                 one(lambda: self.waiting_hellos()),
                 merge=Merge.SUM,
             ),
             histogram(
                 f"{ours}hello_duration_seconds",
-                "How long it took from a connection to its whole ClientHello.",
+                "Time from accepting a connection to its complete ClientHello.",
                 self.hellos,
             ),
             histogram(
                 f"{ours}dial_duration_seconds",
-                "How long dials to backends took that succeeded.",
+                "Duration of successful dials to backends.",
                 self.dials,
             ),
             counter(
                 f"{ours}backend_failures_total",
-                "Dials to backends that failed, also when another backend was reached.",
+                "Failed dials to backends, including those followed by a successful one.",
                 self._backend_failures,
                 ("route", "backend"),
             ),
             gauge(f"{ours}routes", "Routes in use.", one(lambda: self.routes()), merge=Merge.SAME),
             counter(
                 f"{ours}config_reloads_total",
-                "Changed files with routes that were taken.",
+                "Successful reloads of the changed routes file.",
                 one(lambda: self.reloads),
                 merge=Merge.MAX,
             ),
             counter(
                 f"{ours}config_reload_failures_total",
-                "Changed files with routes that could not be used.",
+                "Failed reloads of the changed routes file.",
                 one(lambda: self.reload_failures),
                 merge=Merge.MAX,
             ),
