@@ -135,7 +135,8 @@ WRONG = {
     ("--as=daemonset", API, "--healthz-bind-address="): "--healthz-bind-address must have a port",
     ("--as=daemonset", API, "--manifests=/x"): "--manifests cannot be used",
     ("--as=static-pod",
-     "--kubeconfig=/var/run/secrets/kubernetes.io/serviceaccount/kubeconfig"): "--kubeconfig must be a file on the node",
+     "--kubeconfig=/var/run/secrets/kubernetes.io/serviceaccount/kubeconfig"):
+        "--kubeconfig must be a file on the node",
 }  # fmt: skip
 
 
