@@ -135,6 +135,13 @@ def test_tests_find_what_they_need_in_the_source_distribution(sdist: Path) -> No
     assert not [name for name in names if name.startswith((".venv", ".git/", "dist", "build"))]
 
 
+def test_what_is_downloaded_is_as_small_as_readme_says() -> None:
+    """Which is 18 MB; here with the packages of the tests, and room for newer versions."""
+    text = (ROOT / "README.md").read_text()
+    assert "This downloads 18 MB of Python packages" in text
+    assert sum(path.stat().st_size for path in packages().iterdir()) < 30 * 10**6
+
+
 def test_the_command_works_where_nothing_else_is(installed: Path, tmp_path: Path) -> None:
     command = installed / "isthmus"
     assert run(command, "--version", cwd=tmp_path) == f"isthmus {__version__}\n"
