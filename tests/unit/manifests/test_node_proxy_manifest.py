@@ -98,6 +98,15 @@ def test_what_stays_has_the_capabilities_for_rules(
     assert "ports" not in stays  # a kube-proxy beside it may have declared the same
 
 
+@pytest.mark.parametrize(("score", "needed"), [("-998", True), ("-997", False), ("0", False)])
+def test_only_a_score_below_the_kubelets_needs_a_right(
+    score: str, needed: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = pod(written(capsys, *FORMS["daemonset"], f"--oom-score-adj={score}"))
+    found = spec["containers"][0]["securityContext"]["capabilities"]["add"]
+    assert ("SYS_RESOURCE" in found) == needed
+
+
 @pytest.mark.parametrize(("mode", "ranges"), [("nftables", True), ("iptables", False)])
 def test_rights_are_what_it_watches(
     mode: str, ranges: bool, capsys: pytest.CaptureFixture[str]

@@ -31,8 +31,9 @@ _FILES = ("config", "kubeconfig")
 #: Files of the node in any form: a private key does not belong in a ConfigMap.
 _NODE_FILES = ("health_cert", "health_key")
 _SPARE_S = 10
-#: Without SYS_RESOURCE a process cannot have a lower score than it was started with.
-_USUAL_SCORE = -999
+#: Without SYS_RESOURCE a process cannot have a lower OOM score than it was started with: a unit has
+#: this one, and a pod of system-node-critical the kubelet's.
+_UNIT_SCORE, _POD_SCORE = -999, -997
 LOCK, MODULES = "/run/xtables.lock", "/lib/modules"
 
 
@@ -196,8 +197,8 @@ def capabilities(plan: NodeProxyPlan) -> list[str]:
     found = [NET_ADMIN]
     if plan.runs_iptables:
         found.append(NET_RAW)
-    # A unit is started with its OOM score; a container with another.
-    if plan.manifest.form != SYSTEMD or plan.settings.oom_score_adj < _USUAL_SCORE:
+    started = _UNIT_SCORE if plan.manifest.form == SYSTEMD else _POD_SCORE
+    if plan.settings.oom_score_adj < started:
         found.append(SYS_RESOURCE)
     return found
 
