@@ -57,6 +57,7 @@ interop: dev ## Test against foreign peers: kube-apiserver, konnectivity-client,
 	$(PY) -m pytest $(APART) -m "interop and not nightly" $(call WHERE,tests/interop) $(ARGS)
 
 lab: dev ## Run every topology of the lab, in network namespaces (needs root)
+	-$(VENV)/bin/isthmus lab build kubernetes > /dev/null
 	$(PY) -m pytest $(APART) -m "lab and not nightly" $(call WHERE,tests/lab tests/docs) $(ARGS)
 
 nightly: export ISTHMUS_NIGHTLY = 1

@@ -19,6 +19,6 @@ def built() -> Binaries | None:
     """The programs; None where building them would take its many minutes first."""
     from kube import build
 
-    if not all(target.done for target in (build._ETCD, build._KUBERNETES, build._FAKENODE)):
+    if not all(target.done for target in build.TARGETS):
         return None
     return build.build(lambda line: None)

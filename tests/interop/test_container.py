@@ -1,6 +1,6 @@
 """The image of deploy/container: built instruction by instruction, and run as a cluster runs it.
 
-Without a container engine: tools/container reads the Containerfile and does what it says.
+Without a container engine: lab/kubernetes/layers.py reads the Containerfile and does what it says.
 The base is Debian by mmdebstrap, a container a chroot in a mount namespace, with a root that nobody
 can write to and the image's own user.
 """
@@ -22,12 +22,13 @@ from pathlib import Path
 
 import pytest
 from clients import LIMIT_S, connect_uds, echo_target, tunnel
-from container import archive
-from container.building import Builder, Image, NotBuiltError, cache, command, why_not
 from stack import wait_until
 from wheels import ROOT, build_wheel
 
 from isthmus import __version__
+from isthmus.lab.kubernetes import archive
+from isthmus.lab.kubernetes.layers import Builder, Image, cache, command, why_not
+from isthmus.lab.kubernetes.programs import NotBuiltError
 from isthmus.tools.pki import making as pki
 
 pytestmark = [pytest.mark.interop, pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -258,7 +259,7 @@ def names_in(layer: bytes) -> list[str]:
 def test_the_archive_has_what_it_lists(image: Image, tmp_path: Path) -> None:
     first, again = tmp_path / "first.tar", tmp_path / "again.tar"
     for path in (first, again):
-        archive.write(image, path, name="localhost/isthmus:1", made_at=315532800)
+        archive.write([(image, ["localhost/isthmus:1"])], path, made_at=315532800)
     assert first.read_bytes() == again.read_bytes()
     with tarfile.open(first) as tar:
 

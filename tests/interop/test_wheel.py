@@ -17,10 +17,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from container.building import cache
 from wheels import ROOT, build_sdist, build_wheel
 
 from isthmus import __version__
+from isthmus.lab.kubernetes.layers import cache
 
 pytestmark = [pytest.mark.interop, pytest.mark.nightly, pytest.mark.timeout(900)]
 LIMIT_S = 600.0
@@ -36,7 +36,15 @@ LEFT_OUT = (
     "tests/unit/test_packaging.py",
 )
 #: Files that are no Python and have to be in the wheel, by folder.
-DATA = ("lab/topologies/*.yaml", "wire/*.proto", "wire/*.pyi", "dashboard/assets/*", "py.typed")
+DATA = (
+    "lab/topologies/*.yaml",
+    "lab/kubernetes/images/Containerfile",
+    "lab/kubernetes/modules/*/*",
+    "wire/*.proto",
+    "wire/*.pyi",
+    "dashboard/assets/*",
+    "py.typed",
+)
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from container import archive
-from container.building import Builder, NotBuiltError, why_not
+from isthmus.lab.kubernetes import archive
+from isthmus.lab.kubernetes.layers import Builder, why_not
+from isthmus.lab.kubernetes.programs import NotBuiltError
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERFILE = ROOT / "deploy" / "container" / "Containerfile"
@@ -52,7 +53,7 @@ def main() -> int:
         return 1
     made_at = int(os.environ.get("SOURCE_DATE_EPOCH", "315532800"))
     # A name without a registry, as podman has it.
-    archive.write(image, path, name=f"localhost/{args.name}", made_at=made_at)
+    archive.write([(image, [f"localhost/{args.name}"])], path, made_at=made_at)
     print(f"{path.relative_to(ROOT)} ({path.stat().st_size / 1024**2:.0f} MiB)")
     print(f"load it: podman load -i {path.relative_to(ROOT)}")
     print(f"or, on a node: ctr --namespace k8s.io images import {path.relative_to(ROOT)}")

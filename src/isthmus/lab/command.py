@@ -118,6 +118,31 @@ def up(
     lab_output.show_up(lab, play.topology_of(lab))
 
 
+@command.command(short_help="Build the programs and images that a topology needs")
+@click.argument("topology")
+def build(topology: str) -> None:
+    """Build the programs and images that a topology needs
+
+    lab up and lab run do this first; the result is kept in the user's cache directory. Needs root,
+    Go, runc and mmdebstrap. The first build takes 10 to 20 minutes.
+
+    \b
+    Example:
+      sudo isthmus lab build kubernetes
+    """
+    from isthmus.lab import catalog, play
+    from isthmus.lab import command_output as lab_output
+
+    with lab_output.display() as display, lab_output.sentences():
+        found = catalog.load(topology)
+        if not found.builds:
+            raise ConfigError(f"{topology} needs nothing to be built")
+        play.need_root()
+        built = play.build(found, display)
+    for directory in built.directories:
+        click.echo(directory)
+
+
 @command.command(short_help="Take a lab down")
 @_LAB
 @click.option("--all", "every", is_flag=True, help="Take all labs down")

@@ -13,6 +13,7 @@ import click
 
 from isthmus.frame.cli.tables import TEXT, console, has_colours, print_data
 from isthmus.lab import catalog, state
+from isthmus.lab.kubernetes.programs import NotBuiltError
 from isthmus.lab.picture import LabPicture
 from isthmus.lab.picture_text import draw
 from isthmus.lab.play import Display, RunReport
@@ -82,7 +83,7 @@ def sentences() -> Iterator[None]:
     """Turn what ends a lab early into a sentence and an exit code."""
     try:
         yield
-    except LabError as exc:
+    except (LabError, NotBuiltError) as exc:
         raise click.ClickException(str(exc)) from exc
     except ToldToStopError as exc:
         raise click.Abort from exc
@@ -165,6 +166,8 @@ def show_up(lab: Lab, topology: Topology) -> None:
     hosts = ", ".join(host.name for host in topology.hosts)
     click.echo(f"lab {lab.token} is up: {topology.title}")
     click.echo(f"hosts: {hosts}; files: {lab.directory}")
+    if topology.door is not None:
+        click.echo(f"export KUBECONFIG={lab.directory / state.KUBECONFIG}")
     click.echo("isthmus lab show | shell HOST | down")
 
 

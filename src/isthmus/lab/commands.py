@@ -36,6 +36,8 @@ PKI_FILES = (
     "client_cert",
     "client_key",
 )
+#: What a topology that ``builds`` a cluster may name: the folder of CNI's programs, our own image.
+BUILT = ("cni_bin", "own_image")
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_.-]*)\}")
 
 
@@ -123,7 +125,8 @@ def addresses(topology: Topology) -> dict[str, str]:
 
 def known(topology: Topology) -> frozenset[str]:
     """The names of all placeholders of a topology."""
-    return frozenset({"dir", "name", "python", *PKI_FILES, *addresses(topology)})
+    built = BUILT if topology.builds else ()
+    return frozenset({"dir", "name", "python", *built, *PKI_FILES, *addresses(topology)})
 
 
 def values(topology: Topology, *, directory: str, files: PkiFiles) -> dict[str, str]:

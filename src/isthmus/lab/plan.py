@@ -359,7 +359,9 @@ def _wall_nft(topology: Topology) -> str:
         allowed.append(
             f"{family} saddr {_set(one.sources)} {family} daddr {_set(one.targets)}{ports} accept"
         )
-    end = ["reject with icmpx type admin-prohibited"] if topology.wall is Wall.REJECT else []
+    # Counted, to see that the wall was tried.
+    rejects = topology.wall is Wall.REJECT
+    end = [f"counter {'reject with icmpx type admin-prohibited' if rejects else 'drop'}"]
     known = "ct state established,related accept"
     icmp = f"meta l4proto {_set(_ICMP.values())} accept"  # neighbour discovery is among it
     return _table(

@@ -15,10 +15,13 @@ from typing import Protocol
 from isthmus.errors import ConfigError, IsthmusError
 from isthmus.frame.signals import Told, noting_signals
 from isthmus.lab import catalog, fabric, reading, removal
+from isthmus.lab.kubernetes import bundle
+from isthmus.lab.kubernetes.bundle import NOTHING, Built
+from isthmus.lab.kubernetes.programs import PROGRAMS
 from isthmus.lab.namespaces import in_namespace
 from isthmus.lab.picture_live import LiveState
 from isthmus.lab.plan import WALL, Names
-from isthmus.lab.processes import environment, last_words, runs, was_started
+from isthmus.lab.processes import for_people, last_words, on_host, runs, was_started
 from isthmus.lab.stage import LabStage, enter, standing
 from isthmus.lab.state import Lab
 from isthmus.lab.steps import StepResult, describe, perform, snapshot
@@ -87,7 +90,7 @@ def run(name: str, wishes: RunOptions, display: Display) -> RunReport:
         ToldToStopError: a signal came.
     """
     need_root()
-    topology, source = _load(name, wishes, display)
+    topology, source, built = _load(name, wishes, display)
     began = time.monotonic()
     with (
         noting_signals() as told,
@@ -98,6 +101,7 @@ def run(name: str, wishes: RunOptions, display: Display) -> RunReport:
             without=(),
             told=told,
             progress=display.doing,
+            built=built,
         ) as stage,
     ):
         up_s = time.monotonic() - began
@@ -117,17 +121,35 @@ def run(name: str, wishes: RunOptions, display: Display) -> RunReport:
     return report
 
 
-def _load(name: str, wishes: RunOptions, display: Display) -> tuple[Topology, str]:
-    if wishes.path:
-        # Programs of a lab have another working directory.
-        paths = [os.path.abspath(path) for path in wishes.path]
-        os.environ["PATH"] = os.pathsep.join([*paths, os.environ.get("PATH", os.defpath)])
+def _load(name: str, wishes: RunOptions, display: Display) -> tuple[Topology, str, Built]:
+    # Programs of a lab have another working directory.
+    _look_in([os.path.abspath(path) for path in wishes.path])
     source = catalog.text(name)
     topology, sentences = fabric.effective(catalog.parse(name, source))
     for sentence in sentences:
         display.say(sentence)
     _check(wishes.without, topology)
-    return topology, source
+    return topology, source, build(topology, display)
+
+
+def build(topology: Topology, display: Display) -> Built:
+    """Build what a topology says is built, if any of it is missing, and have it in the PATH.
+
+    Raises:
+        ConfigError: this machine cannot have it.
+        NotBuiltError: it cannot be built.
+    """
+    if not topology.builds:
+        return NOTHING
+    bundle.check()
+    built = bundle.build(display.doing)
+    _look_in(map(str, built.directories))
+    return built
+
+
+def _look_in(directories: Iterable[str]) -> None:
+    """Look for programs in these directories first."""
+    os.environ["PATH"] = os.pathsep.join([*directories, os.environ.get("PATH", os.defpath)])
 
 
 def _check(without: Collection[str], topology: Topology) -> None:
@@ -175,7 +197,7 @@ def up(name: str, wishes: RunOptions, display: Display) -> Lab:
         ConfigError, LabError, ToldToStopError: as ``run``; nothing is left behind.
     """
     need_root()
-    topology, source = _load(name, wishes, display)
+    topology, source, built = _load(name, wishes, display)
     with (
         noting_signals() as told,
         standing(
@@ -185,6 +207,7 @@ def up(name: str, wishes: RunOptions, display: Display) -> Lab:
             without=wishes.without,
             told=told,
             progress=display.doing,
+            built=built,
         ) as stage,
     ):
         stage.lab.keep()
@@ -256,16 +279,20 @@ def shell_command(lab: Lab, host: str, words: Sequence[str]) -> tuple[list[str],
     Raises:
         ConfigError: there is no such host.
     """
-    hosts = [*(one.name for one in topology_of(lab).hosts), WALL]
+    topology = topology_of(lab)
+    hosts = [*(one.name for one in topology.hosts), WALL]
     if host not in hosts:
         raise ConfigError(f"{host}: no such host in lab {lab.token}{nearest(host, hosts)}")
-    names = Names(lab.token)
-    namespace = names.wall if host == WALL else names.host(host)
-    variables = environment(lab.token)
+    if topology.builds:
+        _look_in(str(target.directory) for target in PROGRAMS)
+    variables = for_people(lab, topology)
     own = Path(sys.executable).parent  # where isthmus is, if it was installed with this Python
     variables |= {
         "LAB": str(lab.directory),
         "PATH": f"{own}{os.pathsep}{variables.get('PATH', os.defpath)}",
         "debian_chroot": host,  # bash shows it in the prompt
     }
-    return in_namespace(namespace, words or [os.environ.get("SHELL", "/bin/sh")]), variables
+    words = words or [os.environ.get("SHELL", "/bin/sh")]
+    if host == WALL:
+        return in_namespace(Names(lab.token).wall, words), variables
+    return on_host(lab, host, words), variables

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from isthmus.errors import ConfigError
 from isthmus.lab.commands import fill
+from isthmus.lab.kubernetes import machine
 from isthmus.lab.namespaces import in_namespace
 from isthmus.lab.plan import Names
 from isthmus.lab.python import module
 from isthmus.lab.removal import NETNS, began_at, space_of
 from isthmus.lab.state import LOGS, MARK, PIDS, Lab
-from isthmus.lab.topology import Deed, Process
+from isthmus.lab.topology import Deed, Process, Topology
 
 _STOP_TIMEOUT_S = 10.0
 _SIGNALS = {
@@ -33,10 +34,17 @@ ISTHMUS = tuple(module("isthmus.cli.main"))
 _PROXIES = {f"{of}_proxy" for of in ("http", "https", "no", "all")}
 
 
-def environment(token: str) -> dict[str, str]:
+def environment(token: str, **more: str) -> dict[str, str]:
     """Our own environment with the lab's mark; a proxy of this machine is not in the lab."""
     kept = {name: value for name, value in os.environ.items() if name.lower() not in _PROXIES}
-    return {**kept, MARK: token}
+    return {**kept, MARK: token, **more}
+
+
+def for_people(lab: Lab, topology: Topology) -> dict[str, str]:
+    """The environment of what people and steps run on a host: kubectl finds its cluster."""
+    if topology.door is None:
+        return environment(lab.token)
+    return environment(lab.token, KUBECONFIG=str(lab.directory / topology.door.kubeconfig))
 
 
 def argv(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
@@ -50,10 +58,10 @@ class LabPrograms:
 
     def __init__(self, lab: Lab, values: Mapping[str, str]) -> None:
         self._lab = lab
-        self._names = Names(lab.token)
         self._values = values
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._told: set[str] = set()
+        self._on_machines: set[str] = set()
 
     def start(self, process: Process) -> None:
         """Start a process of the topology.
@@ -61,12 +69,13 @@ class LabPrograms:
         Raises:
             ConfigError: it runs already, or its program cannot be started.
         """
-        self.launch(
-            process.name, self._names.host(process.host), argv(process.command, self._values)
-        )
+        command = on_host(self._lab, process.host, argv(process.command, self._values))
+        if self._lab.machine(process.host).exists():
+            self._on_machines.add(process.name)
+        self.launch(process.name, command)
 
-    def launch(self, name: str, namespace: str, command: Sequence[str]) -> None:
-        """Start a command in a namespace and remember it by a name."""
+    def launch(self, name: str, command: Sequence[str]) -> int:
+        """Start a command and remember it by a name; its number."""
         if self.running(name):
             raise ConfigError(f"{name} runs already")
         self._told.discard(name)
@@ -74,7 +83,7 @@ class LabPrograms:
         path.parent.mkdir(exist_ok=True)
         with path.open("ab") as log:
             self._children[name] = child = subprocess.Popen(
-                in_namespace(namespace, command),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -85,6 +94,7 @@ class LabPrograms:
         pid_file = _pid_file(self._lab, name)
         pid_file.parent.mkdir(exist_ok=True)
         pid_file.write_text(f"{child.pid} {began_at(child.pid)}")
+        return child.pid
 
     def running(self, name: str) -> bool:
         child = self._children.get(name)
@@ -109,7 +119,7 @@ class LabPrograms:
         child = self._children.get(name)
         if child is None or child.poll() is not None:
             raise ConfigError(f"{name} does not run")
-        child.send_signal(_SIGNALS[deed])
+        self._tell(name, child, _SIGNALS[deed])
         if deed in (Deed.STOP, Deed.KILL):
             self._told.add(name)
             try:
@@ -117,6 +127,29 @@ class LabPrograms:
             except subprocess.TimeoutExpired as exc:
                 child.kill()
                 raise ConfigError(f"{name} did not end within {_STOP_TIMEOUT_S:g} s") from exc
+
+    def _tell(self, name: str, child: subprocess.Popen[bytes], number: int) -> None:
+        """Signal a process; on a machine that is a child, and what brought it there waits."""
+        inner = machine.child_of(child.pid) if name in self._on_machines else 0
+        if inner:
+            os.kill(inner, number)
+        if not inner or number == signal.SIGCONT:  # which stopped with its child
+            child.send_signal(number)
+
+
+def on_host(lab: Lab, host: str, command: Sequence[str]) -> list[str]:
+    """Write the command that runs another on a host.
+
+    Raises:
+        ConfigError: the host is a machine that is not there.
+    """
+    state = lab.machine(host)
+    if not state.exists():
+        return in_namespace(Names(lab.token).host(host), command)
+    try:
+        return machine.inside(state, command)
+    except OSError as exc:
+        raise ConfigError(f"{host} of lab {lab.token} is not there: {exc}") from exc
 
 
 def log_of(lab: Lab, name: str) -> Path:

@@ -21,6 +21,7 @@ from isthmus.lab.topology import (
     Allow,
     FrontendProtocol,
     IpAddress,
+    LabDoor,
     LabFrontend,
     LabHost,
     LabNetwork,
@@ -43,10 +44,13 @@ TOPOLOGY_KEYS = (
     "ways",
     "needs",
     "congestion_control",
+    "builds",
+    "door",
     "steps",
 )
 ALLOW_KEYS = ("from", "to", "port")
 WAY_KEYS = ("protocol", "uds", "tcp")
+DOOR_KEYS = ("host", "port", "kubeconfig")
 
 _TOPOLOGY_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
 
@@ -71,7 +75,13 @@ def read(text: str, *, name: str, source: str) -> Topology:
 def _topology(root: Located, name: str) -> Topology:
     found = root.mapping(TOPOLOGY_KEYS, required=("title", "networks", "hosts"))
     networks = read_networks(found["networks"]) if "networks" in found else NetworkTable()
-    hosts = read_hosts(found["hosts"], name, networks) if "hosts" in found else ()
+    builds = found.boolean("builds", False)
+    hosts: tuple[LabHost, ...] = ()
+    if "hosts" in found:
+        hosts = read_hosts(found["hosts"], name, networks, builds=builds)
+    for host in hosts:
+        if host.machine and not builds:
+            found["hosts"].error(f"{host.name} is a machine, which needs builds: true")
     check_behind(networks, hosts)
     title = found.text("title")
     if "title" in found and not title.strip():
@@ -91,6 +101,7 @@ def _topology(root: Located, name: str) -> Topology:
         names=_names(found["names"], hosts) if "names" in found else (),
         needs=read_all(found.one_or_nodes("needs", most=words.MAX_ITEMS), words.program),
         congestion_control=found.value("congestion_control", words.congestion_control, ""),
+        builds=builds,
     )
     return _with_placeholders(topology, found)
 
@@ -113,7 +124,18 @@ def _with_placeholders(topology: Topology, found: Fields) -> Topology:
         topology,
         files=tuple((name, words.filled(at.value, names) or "") for name, at in files.items()),
         ways=ways,
+        door=_door(found["door"], topology, files) if "door" in found else None,
         steps=steps.read(found["steps"]) if "steps" in found else (),
+    )
+
+
+def _door(node: Located, topology: Topology, files: Collection[str]) -> LabDoor:
+    found = node.mapping(DOOR_KEYS, required=DOOR_KEYS)
+    hosts = [host.name for host in topology.hosts]
+    return LabDoor(
+        host=found["host"].reference(hosts, "host") if "host" in found else "",
+        port=found.integer("port", 1, *words.PORTS),
+        kubeconfig=found["kubeconfig"].reference(files, "file") if "kubeconfig" in found else "",
     )
 
 

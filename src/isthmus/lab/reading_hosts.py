@@ -16,6 +16,7 @@ from typing import NamedTuple
 from isthmus.lab import reading_words as words
 from isthmus.lab.commands import addresses, fill, known, ready_url
 from isthmus.lab.topology import (
+    READY_WITHIN_S,
     Attachment,
     IpAddress,
     IpNetwork,
@@ -38,11 +39,11 @@ MAX_HOST_CHARS = 40  # a namespace's name has the lab's prefix too
 MAX_PROCESS_CHARS = 40
 RESERVED_HOSTS = ("wall", "lab", "localhost")
 
-HOST_KEYS = ("at", "also", "routes", "serve", "services", "sysctl", "processes")
+HOST_KEYS = ("at", "also", "routes", "serve", "services", "sysctl", "machine", "processes")
 AT_KEYS = ("address", "delay_ms", "loss", "rate_mbit")
 ROUTE_KEYS = ("to", "via")
 SERVICE_KEYS = ("address", "to")
-PROCESS_KEYS = ("command", "ready", "start")
+PROCESS_KEYS = ("command", "ready", "start", "once", "after", "within_s")
 SERVE_KEYS = tuple(kind.value for kind in Serving)
 
 MAX_NETWORKS = 32
@@ -64,8 +65,10 @@ class _Draft(NamedTuple):
     found: Fields
 
 
-def read_hosts(node: Located, name: str, networks: Mapping[str, LabNetwork]) -> tuple[LabHost, ...]:
-    """Read the hosts of the topology of that name."""
+def read_hosts(
+    node: Located, name: str, networks: Mapping[str, LabNetwork], *, builds: bool = False
+) -> tuple[LabHost, ...]:
+    """Read the hosts of the topology of that name; ``builds`` is whether it builds a cluster."""
     taken: dict[tuple[str, IpAddress], str] = {}
     drafts = []
     for host, (key, value) in node.entries(most=MAX_HOSTS).items():
@@ -75,7 +78,8 @@ def read_hosts(node: Located, name: str, networks: Mapping[str, LabNetwork]) -> 
         drafts.append(_draft(value, host, networks, taken))
     if node.is_mapping and node.is_empty:
         node.error("is empty, a topology needs a host")
-    reader = _Second(name, tuple(draft.host for draft in drafts))
+    known = Topology(name=name, title="", networks=(), hosts=(), builds=builds)
+    reader = _Second(replace(known, hosts=tuple(draft.host for draft in drafts)))
     return tuple(reader.complete(draft) for draft in drafts)
 
 
@@ -155,9 +159,9 @@ def _whose(owner: str | None) -> str:
 class _Second:
     """The second pass: every host's addresses are known."""
 
-    def __init__(self, name: str, hosts: tuple[LabHost, ...]) -> None:
-        self._topology = Topology(name=name, title="", networks=(), hosts=hosts)
-        self._hosts = {host.name: host for host in hosts}
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
+        self._hosts = {host.name: host for host in topology.hosts}
         self._placeholders = known(self._topology)
         self._addresses = addresses(self._topology)
         self._processes: dict[str, str] = {}
@@ -172,6 +176,7 @@ class _Second:
             serves=_serves(found["serve"]) if "serve" in found else (),
             services=self._services(found),
             sysctls=_sysctls(found["sysctl"]) if "sysctl" in found else (),
+            machine=found.boolean("machine", False),
             processes=self._read_processes(found, host.name),
         )
 
@@ -244,6 +249,12 @@ class _Second:
             command=command,
             ready=self._ready(found["ready"]) if "ready" in found else ready_url(command),
             start=found.boolean("start", True),
+            once=found.boolean("once", False),
+            after=tuple(
+                one.reference(self._processes, "earlier process")
+                for one in words.some(found, "after")
+            ),
+            within_s=found.number("within_s", READY_WITHIN_S, 1, words.LONGEST_S),
         )
 
     def _ready(self, node: Located) -> str:

@@ -11,6 +11,7 @@ from itertools import product
 
 from isthmus.lab import reading_words as words
 from isthmus.lab.commands import kind
+from isthmus.lab.plan import WALL
 from isthmus.lab.topology import (
     CUT,
     MEND,
@@ -207,7 +208,7 @@ class StepsReader:
         found = node.mapping(RUN_KEYS, required=("from",))
         stdin = words.filled(found["stdin"], self._placeholders) if "stdin" in found else ""
         return Run(
-            source=found["from"].reference(self._hosts, "host") if "from" in found else "",
+            source=self._source(found["from"]) if "from" in found else "",
             command=words.command(found["run"], self._placeholders),
             prints=found.value("prints", words.regular_expression, ""),
             fails=found.boolean("fails", False),
@@ -215,6 +216,10 @@ class StepsReader:
             timeout_s=found.number("timeout_s", 10.0, LEAST_S, words.LONGEST_S),
             within_s=_within(found),
         )
+
+    def _source(self, node: Located) -> str:
+        """A host, or the wall, whose rules may be looked at."""
+        return WALL if node.text() == WALL else node.reference(self._hosts, "host")
 
     def _act(self, node: Located) -> LabStep:
         found = node.mapping(DEED_KEYS)

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.lab import namespaces, state
+from isthmus.lab.kubernetes import cgroups
 from isthmus.lab.plan import Names
-from isthmus.lab.state import HOME, MARK, PIDS, Lab
+from isthmus.lab.state import HOME, MARK, PIDS, STATE, Lab
 
 NETNS = Path("/run/netns")
 ETC = Path("/etc/netns")
@@ -44,6 +45,11 @@ def remove(token: str) -> None:
     """
     lab, prefix = Lab(token), Names(token).prefix
     _end_processes(lab, _spaces(prefix))
+    # What is in containers has neither the mark nor a namespace of the lab.
+    cgroups.remove(token, _ourselves())
+    kept = lab.directory / STATE
+    if kept.is_symlink() and (folder := kept.resolve()).name == token:
+        shutil.rmtree(folder, ignore_errors=True)
     for name in _spaces(prefix):
         namespaces.remove(name)
     for directory in (*_named(ETC, prefix), lab.directory, lab.unborn):

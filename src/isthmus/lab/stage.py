@@ -16,19 +16,25 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
+import isthmus
 from isthmus.errors import ConfigError, IsthmusError
 from isthmus.frame.signals import Told
 from isthmus.lab import fabric, relay, removal, servers, state
 from isthmus.lab.commands import fill, values
 from isthmus.lab.guardian import Guardian
+from isthmus.lab.kubernetes import door, images, machine, programs
+from isthmus.lab.kubernetes.bundle import NOTHING, Built, built_values
+from isthmus.lab.namespaces import in_namespace
 from isthmus.lab.plan import Names
 from isthmus.lab.probe_messages import ProbeTlsFiles
 from isthmus.lab.prober import Prober
 from isthmus.lab.processes import LabPrograms, argv, last_words, log_of
-from isthmus.lab.state import MARK, PKI, Lab
+from isthmus.lab.state import MARK, PKI, STATE, Lab
 from isthmus.lab.topology import (
+    READY_WITHIN_S,
     Cable,
     LabAttempt,
     LabFrontend,
@@ -44,7 +50,6 @@ from isthmus.tools.pki.making import PkiFiles
 T = TypeVar("T")
 Progress = Callable[[str], None]
 
-READY_TIMEOUT_S = 60.0
 _ASK_TIMEOUT_S = 2.0
 _LOOK_AGAIN_S = 0.05
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
@@ -69,6 +74,7 @@ class LabStage:
     programs: LabPrograms
     ways: Mapping[str, LabFrontend]
     told: Told
+    built: Built = NOTHING
     _probers: dict[str, Prober] = field(default_factory=dict)
 
     @property
@@ -116,10 +122,13 @@ class LabStage:
             one.shutdown(wait=False)
 
 
-def enter(lab: Lab, topology: Topology, told: Told) -> LabStage:
+def enter(lab: Lab, topology: Topology, told: Told, built: Built = NOTHING) -> LabStage:
     """Come to a lab that is there."""
     files = PkiFiles.in_directory(lab.directory / PKI)
-    known = values(topology, directory=str(lab.directory), files=files)
+    known = {
+        **values(topology, directory=str(lab.directory), files=files),
+        **(built_values() if topology.builds else {}),
+    }
     return LabStage(
         lab=lab,
         topology=topology,
@@ -131,6 +140,7 @@ def enter(lab: Lab, topology: Topology, told: Told) -> LabStage:
             for way in topology.ways
         },
         told=told,
+        built=built,
     )
 
 
@@ -143,6 +153,7 @@ def standing(
     without: Collection[str],
     told: Told,
     progress: Progress,
+    built: Built = NOTHING,
 ) -> Iterator[LabStage]:
     """Have a lab up for the time of the block, and longer if it was kept by then.
 
@@ -159,7 +170,7 @@ def standing(
         stack.callback(os.environ.pop, MARK, None)
         born = state.made(token, topology=topology.name, source=source, firewall=firewall)
         lab = stack.enter_context(born)
-        stage = stack.enter_context(contextlib.closing(enter(lab, topology, told)))
+        stage = stack.enter_context(contextlib.closing(enter(lab, topology, told, built)))
         try:
             _make(stage, firewall, without, progress)
         except OSError as exc:
@@ -219,10 +230,21 @@ def _make(stage: LabStage, firewall: str, without: Collection[str], progress: Pr
             build()
         except ConfigError as exc:
             raise ConfigError(f"{topology.name}: {what}: {exc}") from exc
+    _start_machines(stage, step)
     for host in topology.hosts:
         _furnish(stage, host, step)
+    if topology.door is not None:
+        step("kubeconfig")
+        command = door.command(stage.lab, topology.door, stage.names.host(topology.door.host))
+        stage.programs.launch(door.NAME, command)
     started = [one for one in topology.processes if one.start and one.name not in without]
-    for process in started:
+    ready: set[str] = set()
+    for process in sorted(started, key=lambda one: bool(one.after)):
+        for one in started:
+            if one.name in process.after and one.name not in ready:
+                step(f"waiting for {one.name}")
+                wait_ready(stage, one)
+                ready.add(one.name)
         step(f"starting {process.name}")
         stage.programs.start(process)
     for host in topology.hosts:
@@ -231,7 +253,7 @@ def _make(stage: LabStage, firewall: str, without: Collection[str], progress: Pr
             for serve in host.serves:
                 _wait_ready(stage, _servers_of(host), host.name, f"tcp:{serve.port}")
     # An agent is not ready without the server that somebody wants to start by hand.
-    for process in () if without else started:
+    for process in () if without else (one for one in started if one.name not in ready):
         step(f"waiting for {process.name}")
         wait_ready(stage, process)
     _check_running(stage)
@@ -262,6 +284,43 @@ def _names_of(topology: Topology) -> list[str]:
     return list(dict.fromkeys([*_LOOPBACK, *hosts, *more, *services]))
 
 
+def _start_machines(stage: LabStage, step: Progress) -> None:
+    """Start the hosts that are machines, each with its files on a disk and the images that it has.
+
+    Raises:
+        LabError: one does not come up.
+    """
+    hosts = [host for host in stage.topology.hosts if host.machine]
+    if not hosts:
+        return
+    folder = programs.cache() / "nodes" / stage.lab.token
+    folder.mkdir(parents=True)
+    (stage.lab.directory / STATE).symlink_to(folder)
+    prefixes = (sys.prefix, sys.base_prefix, isthmus.__path__[0])
+    see = [stage.lab.directory, *map(Path, prefixes), programs.cache()]
+    pids = {}
+    for host in hosts:
+        step(f"machine {host.name}")
+        state = stage.lab.machine(host.name)
+        command = machine.command(stage.lab.token, host.name, state=state.resolve(), see=see)
+        if stage.built.images is not None:
+            own = machine.folder(state.resolve(), "/var/lib/containerd")
+            images.copy(stage.built.images, Path(own))
+        pids[host.name] = stage.programs.launch(f"machine.{host.name}", command)
+    for name, pid in pids.items():
+        _wait_up(stage, name, pid)
+
+
+def _wait_up(stage: LabStage, host: str, pid: int) -> None:
+    name, give_up_at = f"machine.{host}", time.monotonic() + READY_WITHIN_S
+    while not machine.is_up(stage.lab.machine(host), pid):
+        if (code := stage.programs.exit_code(name)) is not None:
+            raise LabError(_ended(stage, name, code))
+        if time.monotonic() > give_up_at:
+            raise LabError(_late(stage, name, READY_WITHIN_S, "ready"))
+        stage.wait(_LOOK_AGAIN_S)
+
+
 def _servers_of(host: LabHost) -> str:
     return f"servers.{host.name}"  # with a dot, as no process of a topology
 
@@ -278,13 +337,13 @@ def _furnish(stage: LabStage, host: LabHost, step: Progress) -> None:
                 far=stage.names.port(host.name, attachment.network),
                 shape=attachment.shape,
             )
-            stage.programs.launch(name, stage.names.wall, command)
+            stage.programs.launch(name, in_namespace(stage.names.wall, command))
     if host.serves:
         step(f"servers of {host.name}")
         command = servers.command(
             host, cert=str(stage.files.server_cert), key=str(stage.files.server_key)
         )
-        stage.programs.launch(_servers_of(host), stage.names.host(host.name), command)
+        stage.programs.launch(_servers_of(host), in_namespace(stage.names.host(host.name), command))
     if host.serves or any(process.ready for process in host.processes):
         stage.prober(host.name)  # it will be asked, and takes its time to begin
 
@@ -296,14 +355,34 @@ def wait_ready(stage: LabStage, process: Process) -> None:
         LabError: it ended, or is not ready in time; its last words are in the sentence.
         ToldToStopError: a signal came.
     """
-    if process.ready:
-        _wait_ready(stage, process.name, process.host, fill(process.ready, stage.values))
+    if process.once:
+        _wait_done(stage, process)
+    elif process.ready:
+        ready = fill(process.ready, stage.values)
+        _wait_ready(stage, process.name, process.host, ready, within_s=process.within_s)
     elif code := stage.programs.exit_code(process.name):
         raise LabError(_ended(stage, process.name, code))
 
 
-def _wait_ready(stage: LabStage, name: str, host: str, ready: str) -> None:
-    give_up_at = time.monotonic() + READY_TIMEOUT_S
+def _wait_done(stage: LabStage, process: Process) -> None:
+    give_up_at = time.monotonic() + process.within_s
+    while (code := stage.programs.exit_code(process.name)) is None:
+        if time.monotonic() > give_up_at:
+            raise LabError(_late(stage, process.name, process.within_s, "done"))
+        stage.wait(_LOOK_AGAIN_S)
+    if code:
+        raise LabError(_ended(stage, process.name, code))
+
+
+def _late(stage: LabStage, name: str, within_s: float, what: str) -> str:
+    said = last_words(stage.lab, name)
+    return f"{name} is not {what} after {within_s:g} s: {said or 'silent'}"
+
+
+def _wait_ready(
+    stage: LabStage, name: str, host: str, ready: str, *, within_s: float = READY_WITHIN_S
+) -> None:
+    give_up_at = time.monotonic() + within_s
     prober = stage.prober(host)
     is_ready = partial(_listens if ready.startswith("tcp:") else _answers, prober, ready)
     while True:
@@ -315,8 +394,7 @@ def _wait_ready(stage: LabStage, name: str, host: str, ready: str) -> None:
         if answers:
             return
         if time.monotonic() > give_up_at:
-            said = last_words(stage.lab, name)
-            raise LabError(f"{name} is not ready after {READY_TIMEOUT_S:g} s: {said or 'silent'}")
+            raise LabError(_late(stage, name, within_s, "ready"))
         stage.wait(_LOOK_AGAIN_S)
 
 

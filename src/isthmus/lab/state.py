@@ -29,8 +29,12 @@ SOURCE = "topology.yaml"
 PKI = "pki"
 LOGS = "logs"
 PIDS = "pids"
+#: A link to the folder of what machines of the lab keep, which is on a disk.
+STATE = "state"
+#: What those outside of a lab reach its kube-apiserver with.
+KUBECONFIG = "kubectl.conf"
 #: What the lab itself keeps in its directory: no file of a topology may be called so.
-OWN_FILES = frozenset({KEPT, OWNER, ABOUT, SOURCE, PKI, LOGS, PIDS})
+OWN_FILES = frozenset({KEPT, OWNER, ABOUT, SOURCE, PKI, LOGS, PIDS, STATE, KUBECONFIG})
 _UNBORN = ".new-"
 _TRIES = 5
 
@@ -49,6 +53,10 @@ class Lab:
     def unborn(self) -> Path:
         """Where it is before it is whole."""
         return HOME / f"{_UNBORN}{self.token}"
+
+    def machine(self, host: str) -> Path:
+        """What a host that is a machine keeps; it is not there for any other."""
+        return self.directory / STATE / host
 
     @property
     def topology(self) -> str:

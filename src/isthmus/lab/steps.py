@@ -20,8 +20,9 @@ from typing import Any, assert_never
 from isthmus.lab import commands, fabric
 from isthmus.lab.commands import fill
 from isthmus.lab.namespaces import in_namespace
+from isthmus.lab.plan import WALL
 from isthmus.lab.probe_messages import AttemptOutcome, TrafficCount
-from isthmus.lab.processes import argv, environment
+from isthmus.lab.processes import argv, for_people, on_host
 from isthmus.lab.stage import LabStage, wait_ready
 from isthmus.lab.topology import (
     AgentsAre,
@@ -264,12 +265,12 @@ def _output(stage: LabStage, step: Run) -> tuple[str, int | None]:
         stdin.write(fill(step.stdin, stage.values).encode())
         stdin.seek(0)
         child = subprocess.Popen(
-            in_namespace(stage.names.host(step.source), argv(step.command, stage.values)),
+            _where(stage, step.source, argv(step.command, stage.values)),
             stdin=stdin,
             stdout=output,
             stderr=subprocess.STDOUT,
             cwd=stage.lab.directory,
-            env=environment(stage.lab.token),
+            env=for_people(stage.lab, stage.topology),
             start_new_session=True,
         )
         give_up_at = time.monotonic() + step.timeout_s
@@ -283,6 +284,12 @@ def _output(stage: LabStage, step: Run) -> tuple[str, int | None]:
             child.wait()
         output.seek(0)
         return output.read(_MAX_OUTPUT_BYTES).decode(errors="replace"), code
+
+
+def _where(stage: LabStage, host: str, command: list[str]) -> list[str]:
+    if host == WALL:
+        return in_namespace(stage.names.wall, command)
+    return on_host(stage.lab, host, command)
 
 
 def _act(stage: LabStage, step: ProcessAction) -> Verdict:

@@ -14,6 +14,8 @@ IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
 
 CUT, MEND = "cut", "mend"
+#: How long a process has to be ready, unless something else is said.
+READY_WITHIN_S = 60.0
 #: What a target that is asked by UDP begins with.
 UDP = "udp://"
 
@@ -111,7 +113,8 @@ class Process:
     """A program on a host. ``command`` has placeholders, see commands.py.
 
     ``ready`` is a URL (http or https) that answers 200 from then on, or ``tcp:PORT``; empty means
-    that it is ready at once. Without ``start`` it waits for a step, or for somebody's hand.
+    that it is ready at once. One that runs ``once`` is ready when it has ended well. Without
+    ``start`` it waits for a step, or for somebody's hand; ``after`` are those that are ready first.
     """
 
     name: str
@@ -119,11 +122,14 @@ class Process:
     command: tuple[str, ...]
     ready: str = ""
     start: bool = True
+    once: bool = False
+    after: tuple[str, ...] = ()
+    within_s: float = READY_WITHIN_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabHost:
-    """A namespace."""
+    """A namespace; a ``machine`` has processes, mounts and cgroups of its own as well."""
 
     name: str
     attachments: tuple[Attachment, ...]
@@ -133,6 +139,7 @@ class LabHost:
     serves: tuple[Serve, ...] = ()
     processes: tuple[Process, ...] = ()
     sysctls: tuple[tuple[str, str], ...] = ()
+    machine: bool = False
 
     @property
     def addresses(self) -> tuple[IpAddress, ...]:
@@ -313,8 +320,24 @@ LabStep = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LabDoor:
+    """Where kubectl of this machine comes in: a port of a host, for which a kubeconfig is written.
+
+    ``kubeconfig`` is the file for those who are on the host, from which the other one is made.
+    """
+
+    host: str
+    port: int
+    kubeconfig: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """A whole lab. ``needs`` are programs that have to be in the PATH."""
+    """A whole lab.
+
+    ``needs`` are programs that have to be in the PATH; with ``builds`` those of a cluster are
+    built, and its images.
+    """
 
     name: str
     title: str
@@ -329,6 +352,8 @@ class Topology:
     steps: tuple[LabStep, ...] = ()
     needs: tuple[str, ...] = ()
     congestion_control: str = ""
+    builds: bool = False
+    door: LabDoor | None = None
     _hosts: dict[str, LabHost] = field(init=False, repr=False, compare=False)
     _networks: dict[str, LabNetwork] = field(init=False, repr=False, compare=False)
 

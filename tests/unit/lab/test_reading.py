@@ -11,7 +11,15 @@ import pytest
 from isthmus.errors import ConfigError
 from isthmus.lab import catalog, reading, reading_hosts, reading_steps
 from isthmus.lab.reading import read
-from isthmus.lab.topology import Allow, FrontendProtocol, LabFrontend, LabNetwork, Topology, Wall
+from isthmus.lab.topology import (
+    Allow,
+    FrontendProtocol,
+    LabDoor,
+    LabFrontend,
+    LabNetwork,
+    Topology,
+    Wall,
+)
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "topologies.md"
 SMALL = """\
@@ -337,3 +345,17 @@ def test_the_errors_of_the_page_are_those_one_gets() -> None:
     with pytest.raises(ConfigError) as caught:
         read(wrong, name="example", source="example.yaml")
     assert f"```text\n{caught.value}\n```" in page
+
+
+def test_a_door_is_a_host_and_one_of_the_files() -> None:
+    text = (
+        "title: x\nnetworks: {lan: {cidr: 10.1.0.0/24}}\nhosts: {x: {at: {lan: 10.1.0.10}}}\n"
+        "files: {admin.conf: abc}\n"
+    )
+    good = f"{text}door: {{host: x, port: 6443, kubeconfig: admin.conf}}\n"
+    door = read(good, name="t", source="t.yaml").door
+    assert door == LabDoor(host="x", port=6443, kubeconfig="admin.conf")
+    with pytest.raises(ConfigError) as caught:
+        read(f"{text}door: {{host: y, port: 0, kubeconfig: none}}\n", name="t", source="t.yaml")
+    found = [line.split(": ")[1] for line in str(caught.value).splitlines()]
+    assert found == ["door.host", "door.port", "door.kubeconfig"]

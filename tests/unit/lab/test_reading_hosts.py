@@ -290,3 +290,29 @@ def test_a_host_without_a_name_is_told_like_any_other_mistake() -> None:
         ".routes[0].to: is missing",
         ".routes[0].via: is missing",
     ]
+
+
+def test_a_machine_needs_what_is_built() -> None:
+    assert errors("  x: {at: {lan: 10.1.0.10}, machine: true}\n") == [
+        "t.yaml:4:3: hosts: x is a machine, which needs builds: true"
+    ]
+
+
+def test_processes_that_wait_for_others() -> None:
+    text = HEAD.replace("title: x", "title: x\nbuilds: true") + (
+        "  x: {at: {lan: 10.1.0.10}, machine: true, processes: {\n"
+        "    first: {command: 'true {cni_bin}', once: true, within_s: 5},\n"
+        "    second: {command: sleep 9, after: first}}}\n"
+    )
+    found = read(text, name="t", source="t.yaml").host("x")
+    assert found.machine
+    assert found.processes == (
+        Process(name="first", host="x", command=("true", "{cni_bin}"), once=True, within_s=5),
+        Process(name="second", host="x", command=("sleep", "9"), after=("first",)),
+    )
+
+
+def test_a_process_can_only_wait_for_those_before_it() -> None:
+    hosts = "  x: {at: {lan: 10.1.0.10}, processes: {one: {command: a, after: two}, two: b}}\n"
+    (error,) = errors(hosts)
+    assert error == "t.yaml:4:66: hosts.x.processes.one.after: there is no earlier process 'two'"

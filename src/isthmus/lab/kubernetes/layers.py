@@ -1,4 +1,4 @@
-"""Builds our Containerfile without a container engine: layers of files on top of Debian.
+"""Builds a Containerfile without a container engine: layers of files on top of Debian.
 
 The base image is made by mmdebstrap, RUN is a chroot in a mount namespace of its own, and what each
 instruction adds is a layer, kept in the user's cache directory under a name that changes with all
@@ -20,14 +20,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from container.containerfile import (
+from isthmus.lab.kubernetes.containerfile import (
+    ImageStage,
     Instruction,
-    Stage,
     assignments,
     exec_form,
     expand,
     stages,
 )
+from isthmus.lab.kubernetes.programs import NotBuiltError
 
 HERE = Path(__file__).parent
 SUITE = "bookworm"
@@ -40,15 +41,11 @@ SLIM = (
 )  # fmt: skip
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 STEP_LIMIT_S = 900.0
-KEPT_S = 3600.0
+KEPT_S = 7 * 86400.0
 _OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private")
 _CA = "/run/outside/ca.crt"
 _POINTS = ("dev", "proc", "sys", "out", "pki", "sockets", "run/outside")
 _FILES = ("etc/resolv.conf", _CA.lstrip("/"))
-
-
-class NotBuiltError(Exception):
-    """The image cannot be built here; the text is the reason."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +56,7 @@ class Image:
     environment: dict[str, str] = field(default_factory=lambda: {"PATH": PATH})
     user: str = "0:0"
     entrypoint: list[str] = field(default_factory=list)
+    words: list[str] = field(default_factory=list)
     labels: dict[str, str] = field(default_factory=dict)
     ports: list[int] = field(default_factory=list)
     stop_signal: str = ""
@@ -161,7 +159,12 @@ class Builder:
         """A stage that was built, as ``--target`` would give it."""
         return self._stages[name][0]
 
-    def _stage(self, stage: Stage) -> Image:
+    @property
+    def images(self) -> list[Image]:
+        """All stages that were built, in order."""
+        return [image for image, _ in self._stages.values()]
+
+    def _stage(self, stage: ImageStage) -> Image:
         image, key = self._begin(stage.base)
         variables: dict[str, str] = {}
         for each in stage.instructions:
@@ -177,6 +180,8 @@ class Builder:
         if base in self._stages:
             image, key = self._stages[base]
             return copy.deepcopy(image), key
+        if base == "scratch":
+            return Image(layers=[]), base
         debian = self._base()
         return Image(layers=[debian]), debian.name
 
@@ -204,8 +209,12 @@ class Builder:
                 image.user = rest
             case "ENTRYPOINT":
                 image.entrypoint = exec_form(rest)
+            case "CMD":
+                image.words = exec_form(rest)
             case "WORKDIR":
                 assert rest == "/"
+            case _:
+                raise AssertionError(each.word)
         return None
 
     def _base(self) -> Path:
@@ -281,7 +290,7 @@ class Builder:
         return path
 
     def _prune(self) -> None:
-        """Forget layers that nobody has used for an hour."""
+        """Forget layers that nobody has used for a week."""
         now = time.time()
         for path in self._used:
             os.utime(path)

@@ -1,4 +1,4 @@
-"""Reads a Containerfile, as far as ours goes: stages, instructions, variables."""
+"""Reads a Containerfile, as far as ours go: stages, instructions, variables."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 _VARIABLE = re.compile(r"\$\{(\w+)\}|\$(\w+)")
 _KNOWN = {
     "ARG", "FROM", "RUN", "COPY", "ENV", "LABEL", "EXPOSE", "STOPSIGNAL", "WORKDIR", "USER",
-    "ENTRYPOINT",
+    "ENTRYPOINT", "CMD",
 }  # fmt: skip
 
 
@@ -25,7 +25,7 @@ class Instruction:
 
 
 @dataclass(slots=True)
-class Stage:
+class ImageStage:
     """What happens from one FROM to the next."""
 
     base: str
@@ -50,14 +50,14 @@ def instructions(text: str) -> list[Instruction]:
     return found
 
 
-def stages(path: Path, arguments: Mapping[str, str]) -> list[Stage]:
+def stages(path: Path, arguments: Mapping[str, str]) -> list[ImageStage]:
     """Read a file with these --build-arg values."""
-    found: list[Stage] = []
+    found: list[ImageStage] = []
     outer = dict(arguments)
     for each in instructions(path.read_text()):
         if each.word == "FROM":
             base, *name = expand(each.rest, outer).split(" AS ")
-            found.append(Stage(base, name[0] if name else ""))
+            found.append(ImageStage(base, name[0] if name else ""))
         elif found:
             found[-1].instructions.append(each)
         else:

@@ -1,4 +1,4 @@
-"""Writes a built image as an OCI archive, which podman, containerd, skopeo and k3s load.
+"""Writes built images as an OCI archive, which podman, containerd, skopeo and k3s load.
 
 Layers are not compressed: whoever loads or pushes the archive does that. The same layers give the
 same bytes: files are sorted, and no file is younger than the release.
@@ -14,38 +14,52 @@ import platform
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any
 
-from container.building import Image
+from isthmus.lab.kubernetes.layers import Image
 
 _TYPE = "application/vnd.oci.image"
 _MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 _CHUNK_BYTES = 1024 * 1024
 
 
-def write(image: Image, path: Path, *, name: str, made_at: int) -> None:
-    """Write an image under a name with its tag; ``made_at`` is the time of the newest file."""
+def write(images: Iterable[tuple[Image, Sequence[str]]], path: Path, *, made_at: int) -> None:
+    """Write images, each under names with their tags; ``made_at`` is the time of the newest file.
+
+    A layer that several images have is written once.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent) as directory:
-        layers = [
-            _layer(layer, Path(directory) / str(number), made_at)
-            for number, layer in enumerate(reversed(image.layers))
-        ]
-        small = _documents(image, layers, name, made_at)
+        tars: dict[Path, tuple[str, Path]] = {}
+        documents: dict[str, bytes] = {}
+        listed: list[dict[str, Any]] = []
+        for image, names in images:
+            for layer in image.layers:
+                if layer not in tars:
+                    tars[layer] = _layer(layer, Path(directory) / str(len(tars)), made_at)
+            layers = [tars[layer] for layer in reversed(image.layers)]
+            listed += _documents(image, layers, names, made_at, documents)
+        documents["oci-layout"] = _json({"imageLayoutVersion": "1.0.0"})
+        documents["index.json"] = _json({"schemaVersion": 2, "manifests": listed})
         with tarfile.open(path, "w") as archive:
-            for place, data in small.items():
+            for place in sorted(documents, reverse=True):
+                data = documents[place]
                 _add(archive, place, io.BytesIO(data), len(data), made_at)
-            for digest, layer in dict(layers).items():
-                with layer.open("rb") as file:
-                    _add(archive, f"blobs/sha256/{digest}", file, layer.stat().st_size, made_at)
+            for digest, tar in dict(tars.values()).items():
+                with tar.open("rb") as file:
+                    _add(archive, f"blobs/sha256/{digest}", file, tar.stat().st_size, made_at)
 
 
 def _documents(
-    image: Image, layers: list[tuple[str, Path]], name: str, made_at: int
-) -> dict[str, bytes]:
-    """Everything in the archive but the layers, by its place."""
+    image: Image,
+    layers: list[tuple[str, Path]],
+    names: Sequence[str],
+    made_at: int,
+    documents: dict[str, bytes],
+) -> list[dict[str, Any]]:
+    """Add what describes an image; what the index says of it under each of its names."""
     created = datetime.fromtimestamp(made_at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     machine = {"architecture": _MACHINES[platform.machine()], "os": "linux"}
     configuration = _json({
@@ -53,6 +67,7 @@ def _documents(
         "created": created,
         "config": {
             "Entrypoint": image.entrypoint,
+            **({"Cmd": image.words} if image.words else {}),
             "Env": [f"{key}={value}" for key, value in image.environment.items()],
             "ExposedPorts": {f"{port}/tcp": {} for port in image.ports},
             "Labels": image.labels,
@@ -70,21 +85,20 @@ def _documents(
             _blob(f"{_TYPE}.layer.v1.tar", digest, layer.stat().st_size) for digest, layer in layers
         ],
     })  # fmt: skip
+    documents[f"blobs/sha256/{_digest(configuration)}"] = configuration
+    documents[f"blobs/sha256/{_digest(manifest)}"] = manifest
     listed = _blob(f"{_TYPE}.manifest.v1+json", _digest(manifest), len(manifest))
-    names = {
-        "io.containerd.image.name": name,
-        "org.opencontainers.image.ref.name": name.rpartition(":")[2],
-    }
-    index = {
-        "schemaVersion": 2,
-        "manifests": [{**listed, "platform": machine, "annotations": names}],
-    }
-    return {
-        "oci-layout": _json({"imageLayoutVersion": "1.0.0"}),
-        "index.json": _json(index),
-        f"blobs/sha256/{_digest(configuration)}": configuration,
-        f"blobs/sha256/{_digest(manifest)}": manifest,
-    }
+    return [
+        {
+            **listed,
+            "platform": machine,
+            "annotations": {
+                "io.containerd.image.name": name,
+                "org.opencontainers.image.ref.name": name.rpartition(":")[2],
+            },
+        }
+        for name in names
+    ]
 
 
 def _blob(media_type: str, digest: str, size: int) -> dict[str, Any]:

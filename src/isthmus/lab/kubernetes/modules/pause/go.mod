@@ -1,0 +1,3 @@
+module isthmus.test/pause
+
+go 1.26.0
