@@ -282,6 +282,8 @@ def run(command: click.Command, name: str, args: Sequence[str] | None) -> int:
         return say(_unknown_flag(error), 2)
     except click.exceptions.NoSuchCommand as error:
         return say(_unknown_command(error), 2)
+    except click.MissingParameter as error:
+        return say(_missing(error), 2)
     except click.BadParameter as error:
         return say(_sentence(error.format_message()) + _near_choice(error), error.exit_code)
     except click.ClickException as error:
@@ -319,6 +321,23 @@ def _unknown_command(error: click.exceptions.NoSuchCommand) -> str:
     group = error.ctx.command if error.ctx else None
     known = group.list_commands(error.ctx) if isinstance(group, click.Group) and error.ctx else []
     return f"unknown command {error.command_name!r}{nearest(error.command_name, known)}"
+
+
+def _missing(error: click.MissingParameter) -> str:
+    """Every required flag and argument that was not given; click names the first."""
+    ctx = error.ctx
+    assert ctx is not None
+    # What was given is read first.
+    missing = [one for one in ctx.command.params if one.required and one.name not in ctx.params]
+    names = [
+        one.make_metavar(ctx).removesuffix("...")
+        if isinstance(one, click.Argument)
+        else max(one.opts, key=len)
+        for one in missing
+    ]
+    *most, last = names
+    what = f"{', '.join(most)} and {last} are" if most else f"{last} is"
+    return f"{what} missing, see {ctx.command_path} -h"
 
 
 def _near_choice(error: click.BadParameter) -> str:

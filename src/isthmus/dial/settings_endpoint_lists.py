@@ -192,6 +192,7 @@ class EndpointSettings(SettingsBlock):
         filled=True,
         group=_GROUP,
         metavar=_METAVAR,
+        common=True,
     )
     deny: tuple[str, ...] = option(
         (),

@@ -75,6 +75,7 @@ class OptionWords(TypedDict, total=False):
     shown_default: str
     filled: bool
     once: bool
+    common: bool
     inert: bool
     ignored: bool
 
@@ -87,7 +88,8 @@ class Option:
     ``bounds`` are the least and the greatest number that is allowed; () for no bounds.
     ``filled`` settings may be left out but not given empty, for that would lift a restriction.
     ``inert`` settings are accepted and have no effect here; ``ignored`` ones never will have, and
-    help only lists their names. Either is said when it is given.
+    help only lists their names. Either is said when it is given. ``common`` ones, about ten of a
+    program, come first in its help.
 
     ``attribute`` is the name under which texts and values of all settings of a program are kept;
     ``field`` of its ``block`` is where the settings have the value.
@@ -107,6 +109,7 @@ class Option:
     shown_default: str = ""
     filled: bool = False
     once: bool = False
+    common: bool = False
     inert: bool = False
     ignored: bool = False
     attribute: str = ""

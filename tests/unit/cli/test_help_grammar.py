@@ -10,6 +10,7 @@ import pytest
 
 from isthmus.cli.main import COMMANDS, cli, main
 from isthmus.frame.cli.flags import FlagCommand, WithSetup
+from isthmus.programs import programs
 from isthmus.settings.program import V_HELP
 
 # A verb in the imperative is hard to tell by rule; words that begin so are never one.
@@ -150,6 +151,20 @@ def test_dash_h_shows_it_whole(name: str, capsys: pytest.CaptureFixture[str]) ->
         assert usage.startswith(f"Usage: {path}")
         cut = [line for line in lines if re.search(r"[a-z]\.\.\.$", line)]
         assert cut == [], "click cuts what it lists, unless it is a short_help"
+
+
+@pytest.mark.parametrize("name", [program.name for program in programs()])
+def test_programs_show_an_example_and_the_common_flags_first(name: str) -> None:
+    (_, command), *_ = tree(name)
+    assert isinstance(command, FlagCommand)
+    common = [f"--{option.flag}" for option in command.declared if option.common]
+    assert 5 <= len(common) <= 12
+    with click.Context(command, info_name=f"isthmus {name}") as ctx:
+        _, rest = command.get_help(ctx).split("Example:")
+    example, shown, *_ = re.split(r"\n\n(?=[A-Z])", rest)
+    assert f"isthmus {name}" in example
+    assert re.findall(r"^  (--\S+)", shown, re.M) == common
+    assert all(len(line) <= 80 for line in example.splitlines())
 
 
 @pytest.mark.parametrize("name", ["server", "agent"])

@@ -81,8 +81,12 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ),
         (
             ["agent"],
-            "--ca-cert is missing: the agent must know which servers to trust;"
-            ' certificates are made with "isthmus pki init"',
+            "--ca-cert, --agent-cert and --agent-key are missing: create the certificates with"
+            ' "isthmus pki init", see isthmus pki init -h',
+        ),
+        (
+            ["bootstrap", "apiserver"],
+            "--bind-address and --target are missing, see isthmus bootstrap apiserver -h",
         ),
         (
             ["server"],

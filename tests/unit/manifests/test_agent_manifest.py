@@ -184,7 +184,7 @@ def test_with_a_target_the_kubelet_could_not_get_the_pod(
     [
         (SERVER, "--as is missing: say static-pod, systemd, daemonset or deployment"),
         (("--as=pod", *SERVER), "--as must be static-pod or systemd or daemonset or"),
-        (("--as=systemd",), "--ca-cert is missing"),
+        (("--as=systemd",), "--ca-cert, --agent-cert and --agent-key are missing"),
         (("--as=systemd", *SERVER, "--bind-addres=1"), "unknown flag --bind-addres, did you mean"),
         (("--as=static-pod", *SERVER, "--bind-address=127.0.0.1"), "--bind-address 127.0.0.1 is a"),
         (("--as=static-pod", "--ca-cert=ca.crt"), "--ca-cert ca.crt: a manifest needs an absolute"),

@@ -222,7 +222,7 @@ def test_a_unit_has_the_capabilities_that_it_needs(name: str, capabilities: str)
     [
         (UP, "--as is missing: say static-pod, systemd or ignition"),
         (("--as=daemonset", *UP), "--as must be static-pod or systemd or ignition"),
-        (("--as=static-pod",), "--upstream is needed: the apiserver's HOST:PORT; or --config"),
+        (("--as=static-pod",), "--upstream is missing: the apiserver's HOST:PORT; or"),
         (("--as=static-pod", "--upstream=x"), "--upstream: 'x' is not HOST:PORT"),
         (("--as=systemd", *UP, "--health-port=0"), "--health-port must not be 0 in a manifest"),
         (("--as=systemd", *UP[:1], "--ca-cert=/tmp/a/ca"), "--ca-cert /tmp/a/ca: a unit has a"),

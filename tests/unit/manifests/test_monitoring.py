@@ -15,11 +15,11 @@ DEPLOY = Path(__file__).parents[3] / "deploy"
 
 
 @pytest.mark.parametrize(
-    ("output", "file"),
+    ("part", "file"),
     [("rules", "prometheus/isthmus-rules.yaml"), ("grafana", "grafana/isthmus.json")],
 )
-def test_it_writes_the_files_of_deploy(output: str, file: str) -> None:
-    ran = CliRunner().invoke(command, ["monitoring", "--output", output])
+def test_it_writes_the_files_of_deploy(part: str, file: str) -> None:
+    ran = CliRunner().invoke(command, ["monitoring", "--part", part])
     assert ran.exit_code == 0
     assert ran.stdout == (DEPLOY / file).read_text()
 

@@ -59,10 +59,21 @@ class FlagCommand(click.Command):
                 check_once(option, given.get(option.attribute) or ())
         return super().parse_args(ctx, args)
 
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the examples before the flags, of which there may be very many."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        self.format_epilog(ctx, formatter)
+        self.format_options(ctx, formatter)
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the flags under the headings of their groups, the ignored ones in one line."""
+        """Write the common flags, then the others by group, and the ignored ones in one line."""
         shown = [option for option in self.declared if not option.ignored]
-        for group, options in grouped(shown):
+        common = [option for option in shown if option.common]
+        if common:
+            with formatter.section("Most used flags"):
+                formatter.write_dl([_help_row(option) for option in common])
+        for group, options in grouped(option for option in shown if not option.common):
             with formatter.section(group):
                 formatter.write_dl([_help_row(option) for option in options])
         ignored = ", ".join(f"--{option.flag}" for option in self.declared if option.ignored)

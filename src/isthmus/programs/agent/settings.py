@@ -64,12 +64,14 @@ class AgentSettings(CarrierSettings):
         group=_SERVER,
         metavar="HOST",
         go="127.0.0.1, one host",
+        common=True,
     )
     proxy_server_port: int = port(
         8091,
         help="Port of the server; an SRV name brings its own",
         least=1,
         group=_SERVER,
+        common=True,
     )
     proxy_server_name: str = option(
         "",
@@ -84,11 +86,18 @@ class AgentSettings(CarrierSettings):
         help="CAs that certificates of servers must come from",
         group=_SERVER,
         metavar="FILE",
+        common=True,
     )
     agent_cert: str = option(
-        "", help="TLS certificate shown to the server", group=_SERVER, metavar="FILE"
+        "",
+        help="TLS certificate shown to the server",
+        group=_SERVER,
+        metavar="FILE",
+        common=True,
     )
-    agent_key: str = option("", help="Private key of --agent-cert", group=_SERVER, metavar="FILE")
+    agent_key: str = option(
+        "", help="Private key of --agent-cert", group=_SERVER, metavar="FILE", common=True
+    )
     alpn_proto: tuple[str, ...] = option(
         (),
         help="Additional ALPN protocol to offer, after Isthmus's own and before h2",
@@ -133,6 +142,7 @@ class AgentSettings(CarrierSettings):
         env="PROXY_AGENT_ID",
         group=_IDENTITY,
         metavar="ID",
+        common=True,
     )
     agent_identifiers: str = option(
         "",
@@ -140,6 +150,7 @@ class AgentSettings(CarrierSettings):
         "host=node1&cidr=10.0.0.0/16",
         group=_IDENTITY,
         metavar="QUERY",
+        common=True,
     )
     agent_network: str = option(
         "",
@@ -161,6 +172,7 @@ class AgentSettings(CarrierSettings):
         help="File with the token that authenticates this agent",
         group=_IDENTITY,
         metavar="FILE",
+        common=True,
     )
     admin: AdminSettings = block(
         AdminSettings(health_port=8093, port=PROGRAM.admin_port),
@@ -344,9 +356,11 @@ class AgentSettings(CarrierSettings):
         if self.proxy_server_name:
             check_host("proxy-server-name", self.proxy_server_name)
         if not self.ca_cert:
+            proof = self.agent_cert or self.agent_key or self.service_account_token_path
+            missing = "--ca-cert is" if proof else "--ca-cert, --agent-cert and --agent-key are"
             raise ConfigError(
-                "--ca-cert is missing: the agent must know which servers to trust; certificates are"
-                ' made with "isthmus pki init"'
+                f"{missing} missing: create the certificates"
+                ' with "isthmus pki init", see isthmus pki init -h'
             )
         check_pair("agent-cert", self.agent_cert, "agent-key", self.agent_key)
         for name in self.alpn_proto:

@@ -64,12 +64,13 @@ class AgentManifestSettings(AroundSettings):
 
     GO: ClassVar = OURS
 
-    form: str = FORM(choices=("", *FORMS), metavar="|".join(FORMS), group=_GROUP)
+    form: str = FORM(choices=("", *FORMS), metavar="|".join(FORMS), group=_GROUP, common=True)
     name: str = option("isthmus-agent", help="Name of the objects", metavar="NAME", group=_GROUP)
-    namespace: str = NAMESPACE(group=_GROUP)
+    namespace: str = NAMESPACE(group=_GROUP, common=True)
     image: str = IMAGE(
         help="Image to run, which has isthmus in its PATH, and nft for --bind-address",
         group=_GROUP,
+        common=True,
     )
     run_as: int = RUN_AS(group=_GROUP)
     secret: str = option(

@@ -25,9 +25,11 @@ command = FlagGroup(
     PROGRAM.name,
     options_of(ApiserverProxySettings),
     """\
-isthmus apiserver-proxy --upstream=api.example.com:6443 --ca-cert=/etc/kubernetes/ca.crt
+isthmus apiserver-proxy --upstream=api.example.com:6443 \\
+    --ca-cert=/etc/kubernetes/ca.crt
 isthmus apiserver-proxy --config=apiserver-proxy.yaml
-isthmus apiserver-proxy convert haproxy.cfg --ca-cert=/etc/kubernetes/ca.crt""",
+isthmus apiserver-proxy convert haproxy.cfg \\
+    --ca-cert=/etc/kubernetes/ca.crt""",
     callback=_run,
     invoke_without_command=True,
     help=PROGRAM.help,

@@ -72,6 +72,7 @@ class ApiserverProxySettings(CarrierSettings):
     config: str = CONFIG(
         help="Configuration file instead of flags, read again when it changes or at SIGHUP",
         group="Configuration",
+        common=True,
     )
     listen: tuple[str, ...] = option(
         (f"{ADVERTISED}:{PORT}",),
@@ -81,11 +82,13 @@ class ApiserverProxySettings(CarrierSettings):
         group=_LISTEN,
         metavar="HOST:PORT",
         aliases=("listen-addr",),
+        common=True,
     )
     manage_address: bool = option(
         True,
         help="Put the address on lo, for this host alone, and remove it at the end",
         group=_LISTEN,
+        common=True,
     )
     uplink_interface: tuple[str, ...] = UPLINK_INTERFACE(group=_LISTEN)
     upstream: tuple[str, ...] = option(
@@ -95,6 +98,7 @@ class ApiserverProxySettings(CarrierSettings):
         group=_UPSTREAMS,
         metavar="HOST:PORT",
         aliases=("apiserver-addr",),
+        common=True,
     )
     connect_timeout_s: float = option(
         10.0,
@@ -118,6 +122,7 @@ class ApiserverProxySettings(CarrierSettings):
         choices=tuple(each.value for each in Checks),
         metavar="https|tcp|none",
         group=_CHECKS,
+        common=True,
     )
     health_check_path: str = option(
         "/version", help="Path that the health check asks for", group=_CHECKS, metavar="PATH"
@@ -128,15 +133,21 @@ class ApiserverProxySettings(CarrierSettings):
         "system's",
         group=_CHECKS,
         metavar="FILE",
+        common=True,
     )
     client_cert: str = option(
-        "", help="TLS certificate shown to upstreams", group=_CHECKS, metavar="FILE"
+        "",
+        help="TLS certificate shown to upstreams",
+        group=_CHECKS,
+        metavar="FILE",
+        common=True,
     )
     client_key: str = option(
         "",
         help="Private key of --client-cert",
         group=_CHECKS,
         metavar="FILE",
+        common=True,
     )
     health_check_server_name: str = option(
         "",
@@ -187,6 +198,7 @@ class ApiserverProxySettings(CarrierSettings):
         group=_PROXIES,
         metavar="URL",
         aliases=("proxy-addr",),
+        common=True,
     )
     http_proxy_ca_cert: str = option(
         "",
@@ -201,6 +213,7 @@ class ApiserverProxySettings(CarrierSettings):
         env="NO_PROXY",
         group=_PROXIES,
         metavar="LIST",
+        common=True,
     )
     cluster_network: tuple[str, ...] = option(
         (),
@@ -275,7 +288,7 @@ class ApiserverProxySettings(CarrierSettings):
 
     def _check_plan(self) -> None:
         if not self.upstream:
-            raise ConfigError("--upstream is needed: the apiserver's HOST:PORT; or --config")
+            raise ConfigError("--upstream is missing: the apiserver's HOST:PORT; or give --config")
         if not self.listen:
             raise ConfigError(f"--listen is empty: say an address such as {ADVERTISED}:{PORT}")
         check_pair("client-cert", self.client_cert, "client-key", self.client_key)

@@ -9,5 +9,6 @@ command = sidecar_command(
     PROGRAM,
     examples="""\
 isthmus https-proxy --kubeconfig=guest.kubeconfig
-isthmus https-proxy --https-proxy=http://proxy.guest.example:3128 --no-proxy=.svc,10.0.0.0/8""",
+isthmus https-proxy --https-proxy=http://proxy.guest.example:3128 \\
+    --no-proxy=.svc,10.0.0.0/8""",
 )

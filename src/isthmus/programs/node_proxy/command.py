@@ -67,9 +67,11 @@ command = _NodeProxyCommand(
     "node-proxy",
     options_of(NodeProxySettings),
     """\
-isthmus node-proxy --kubeconfig=/etc/kubernetes/kube-proxy.conf --detect-local=node-cidr
+isthmus node-proxy --kubeconfig=/etc/kubernetes/kube-proxy.conf \\
+    --detect-local=node-cidr
 isthmus node-proxy --config=/var/lib/kube-proxy/config.conf --take-over
-isthmus node-proxy --manifests=/etc/isthmus/services --cluster-cidr=10.1.0.0/16
+isthmus node-proxy --manifests=/etc/isthmus/services \\
+    --cluster-cidr=10.1.0.0/16
 isthmus node-proxy cleanup""",
     callback=_run,
     invoke_without_command=True,

@@ -44,10 +44,12 @@ class NodeProxySettings(LocalTrafficSettings):
     config: str = CONFIG(
         help="KubeProxyConfiguration of kube-proxy to read settings from instead of flags",
         group=_CLUSTER,
+        common=True,
     )
     kubeconfig: str = KUBECONFIG(
         help="Kubeconfig for the Kubernetes API; empty means the pod's service account",
         group=_CLUSTER,
+        common=True,
     )
     master: str = option(
         "",
@@ -60,9 +62,13 @@ class NodeProxySettings(LocalTrafficSettings):
         help="Files with Services, EndpointSlices and the Node to follow instead of the API",
         group=_CLUSTER,
         metavar="DIR",
+        common=True,
     )
     take_over: bool = option(
-        False, help="Start beside a running kube-proxy and take its place", group=_CLUSTER
+        False,
+        help="Start beside a running kube-proxy and take its place",
+        group=_CLUSTER,
+        common=True,
     )
     kube_api_qps: float = option(
         5.0, help="Maximum number of API requests per second", group=_CLUSTER
@@ -74,6 +80,7 @@ class NodeProxySettings(LocalTrafficSettings):
         shown_default="the host's name",
         group=_CLUSTER,
         metavar="NAME",
+        common=True,
     )
     bind_address: str = option(
         "0.0.0.0",
@@ -89,6 +96,7 @@ class NodeProxySettings(LocalTrafficSettings):
         shown_default="all, with nftables primary",
         group=RULES,
         metavar="CIDR,…|primary",
+        common=True,
     )
     healthz_bind_address: str | None = option(
         None,
@@ -96,6 +104,7 @@ class NodeProxySettings(LocalTrafficSettings):
         shown_default=f"0.0.0.0:{HEALTHZ_PORT}",
         group=_PORTS,
         metavar="ADDRESS:PORT",
+        common=True,
     )
     metrics_bind_address: str | None = option(
         None,
@@ -103,6 +112,7 @@ class NodeProxySettings(LocalTrafficSettings):
         shown_default=f"127.0.0.1:{METRICS_PORT}",
         group=_PORTS,
         metavar="ADDRESS:PORT",
+        common=True,
     )
     healthz_port: int = port(
         HEALTHZ_PORT,

@@ -94,6 +94,7 @@ class KernelSettings(LocalhostSettings):
         shown_default=IPTABLES,
         group=RULES,
         metavar="|".join(PROXY_MODES),
+        common=True,
     )
     masquerade_all: bool = option(
         False, help="Masquerade all traffic to cluster IPs, including that of pods", group=RULES

@@ -58,6 +58,7 @@ class LocalTrafficSettings(KernelSettings):
         group=_LOCAL,
         metavar="CIDR,…",
         go="one for each family",
+        common=True,
     )
     node_cidr: tuple[str, ...] = option(
         (),
@@ -81,6 +82,7 @@ class LocalTrafficSettings(KernelSettings):
         "their meaning",
         group=_LOCAL,
         metavar="|".join(KUBE_MODES),
+        common=True,
     )
     pod_bridge_interface: str = option(
         "",

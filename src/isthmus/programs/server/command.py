@@ -70,7 +70,8 @@ command = WithSetup(
         help="Run the server beside the control plane",
         examples="""\
 isthmus server --uds-name=/run/isthmus/server.sock \\
-    --cluster-cert=pki/server.crt --cluster-key=pki/server.key --cluster-ca-cert=pki/ca.crt
+    --cluster-cert=pki/server.crt --cluster-key=pki/server.key \\
+    --cluster-ca-cert=pki/ca.crt
 isthmus server setup-socket --help""",
     ),
     setup_socket,

@@ -94,12 +94,14 @@ class ServerSettings(CarrierSettings):
         group=_FRONTEND,
         choices=(GRPC, HTTP_CONNECT),
         metavar="grpc|http-connect|grpc,http-connect",
+        common=True,
     )
     uds_name: str = option(
         "",
         help="UNIX socket to listen on; no TCP port is opened unless --server-port is given",
         group=_FRONTEND,
         metavar="PATH",
+        common=True,
     )
     delete_existing_uds_file: bool = option(
         True, help="Remove the socket file that a previous server left behind", group=_FRONTEND
@@ -111,6 +113,7 @@ class ServerSettings(CarrierSettings):
         shown_default="8090, none with --uds-name",
         go="8090",
         group=_FRONTEND,
+        common=True,
     )
     server_bind_address: str = option(
         "",
@@ -119,16 +122,25 @@ class ServerSettings(CarrierSettings):
         metavar="ADDRESS",
     )
     server_cert: str = option(
-        "", help="TLS certificate shown to kube-apiserver", group=_FRONTEND, metavar="FILE"
+        "",
+        help="TLS certificate shown to kube-apiserver",
+        group=_FRONTEND,
+        metavar="FILE",
+        common=True,
     )
     server_key: str = option(
-        "", help="Private key of --server-cert", group=_FRONTEND, metavar="FILE"
+        "",
+        help="Private key of --server-cert",
+        group=_FRONTEND,
+        metavar="FILE",
+        common=True,
     )
     server_ca_cert: str = option(
         "",
         help="CAs that certificates of clients must come from",
         group=_FRONTEND,
         metavar="FILE",
+        common=True,
     )
     http_connect_uds_name: str = option(
         "",
@@ -148,6 +160,7 @@ class ServerSettings(CarrierSettings):
         8091,
         help="Port to listen on for agents; 0 takes a free port",
         group=_AGENTS,
+        common=True,
     )
     agent_bind_address: str = option(
         "",
@@ -156,10 +169,18 @@ class ServerSettings(CarrierSettings):
         metavar="ADDRESS",
     )
     cluster_cert: str = option(
-        "", help="TLS certificate shown to agents", group=_AGENTS, metavar="FILE"
+        "",
+        help="TLS certificate shown to agents",
+        group=_AGENTS,
+        metavar="FILE",
+        common=True,
     )
     cluster_key: str = option(
-        "", help="Private key of --cluster-cert", group=_AGENTS, metavar="FILE"
+        "",
+        help="Private key of --cluster-cert",
+        group=_AGENTS,
+        metavar="FILE",
+        common=True,
     )
     cluster_ca_cert: str = option(
         "",
@@ -167,6 +188,7 @@ class ServerSettings(CarrierSettings):
         group=_AGENTS,
         metavar="FILE",
         go="optional, agents then need no certificate",
+        common=True,
     )
     insecure_agents: bool = option(
         False,
@@ -455,7 +477,7 @@ class ServerSettings(CarrierSettings):
             raise ConfigError("--http-connect-port and --server-port must differ")
 
     def _check_files(self) -> None:
-        """Name everything that is missing at once, where somebody has not made certificates yet."""
+        """Name everything that is missing at once; if it is one flag, later checks say why."""
         files = {"cluster-cert": self.cluster_cert, "cluster-key": self.cluster_key}
         if not (self.agent_namespace or self.insecure_agents):
             files["cluster-ca-cert"] = self.cluster_ca_cert
@@ -463,16 +485,18 @@ class ServerSettings(CarrierSettings):
             files |= {"server-cert": self.server_cert, "server-key": self.server_key}
             if self.roles.proves_clients:
                 files["server-ca-cert"] = self.server_ca_cert
-        if not any(files.values()):
-            *most, last = (f"--{flag}" for flag in files)
+        missing = [f"--{flag}" for flag, file in files.items() if not file]
+        if len(missing) > 1:
+            *most, last = missing
+            tcp_only = all(flag.startswith("--server-") for flag in missing)
             raise ConfigError(
                 f"{', '.join(most)} and {last} are missing: create the certificates"
                 ' with "isthmus pki init", see isthmus pki init -h'
+                f"{', or use --uds-name alone' if tcp_only else ''}"
             )
 
     def _check_frontend(self) -> None:
         self._check_modes()
-        self._check_files()
         for door in self.doors:
             if len(door.uds.encode()) > _MAX_UDS_BYTES:
                 raise ConfigError(
@@ -491,6 +515,7 @@ class ServerSettings(CarrierSettings):
                 raise ConfigError(
                     f"{extra[0]} and --uds-name exclude each other with --compat=konnectivity"
                 )
+        self._check_files()
         if all(door.port is None for door in self.doors):
             return
         self.roles.check_frontend(self.server_bind_address, self.server_ca_cert)

@@ -125,6 +125,7 @@ class ServerFormSettings(AroundSettings):
         choices=SERVER_FORMS,
         metavar="|".join(SERVER_FORMS),
         group=_FORM,
+        common=True,
     )
     name: str = option(
         SERVER_NAME,
@@ -286,12 +287,13 @@ class ServerManifestSettings(ServerFormSettings):
         shown_default="patch of a sidecar, workload of a static-pod or systemd, else all",
         metavar="|".join(PARTS),
         group=_GROUP,
+        common=True,
     )
     workload: str = option(
         "kube-apiserver", help="Deployment to patch", metavar="NAME", group=_GROUP
     )
-    namespace: str = HOSTED_NAMESPACE(group=_GROUP)
-    image: str = IMAGE(group=_GROUP)
+    namespace: str = HOSTED_NAMESPACE(group=_GROUP, common=True)
+    image: str = IMAGE(group=_GROUP, common=True)
     run_as: int = RUN_AS(
         0,
         help="User to run as, and group that can read the files; 0 leaves both to the image and "

@@ -60,9 +60,14 @@ class SidecarSettings(CarrierSettings):
         help="Host name of the connectivity server",
         group=_SERVER,
         metavar="HOST",
+        common=True,
     )
     konnectivity_port: int = port(
-        8090, help="Port of the connectivity server", least=1, group=_SERVER
+        8090,
+        help="Port of the connectivity server",
+        least=1,
+        group=_SERVER,
+        common=True,
     )
     konnectivity_uds: str = option(
         "",
@@ -84,18 +89,21 @@ class SidecarSettings(CarrierSettings):
         help="CAs that certificates of connectivity servers must come from",
         group=_SERVER,
         metavar="FILE",
+        common=True,
     )
     tls_cert_path: str = option(
         "/etc/konnectivity/proxy-client/tls.crt",
         help="TLS certificate shown to the connectivity server",
         group=_SERVER,
         metavar="FILE",
+        common=True,
     )
     tls_key_path: str = option(
         "/etc/konnectivity/proxy-client/tls.key",
         help="Private key of --tls-cert-path",
         group=_SERVER,
         metavar="FILE",
+        common=True,
     )
     dial_timeout_s: float = option(
         60.0,
@@ -111,8 +119,9 @@ class SidecarSettings(CarrierSettings):
         group=_CLIENTS,
         metavar="ADDRESS",
         go="every address, always",
+        common=True,
     )
-    serving_port: int = port(8090, help="Port to listen on", group=_CLIENTS)
+    serving_port: int = port(8090, help="Port to listen on", group=_CLIENTS, common=True)
     username: str = option(
         "",
         help="User name that clients must give, with the password of --password-file",
@@ -137,6 +146,7 @@ class SidecarSettings(CarrierSettings):
         False,
         help="Resolve names with the DNS of the guest cluster, through the tunnel",
         group=_NAMES,
+        common=True,
     )
     resolve_from_management_cluster_dns: bool = option(
         False,
@@ -170,12 +180,14 @@ class SidecarSettings(CarrierSettings):
         env="KUBECONFIG",
         group=_NAMES,
         go="the environment variable alone",
+        common=True,
     )
     connect_directly_to_cloud_apis: bool = option(
         False,
         help="Connect to the APIs of cloud providers from here, by the proxy that HTTPS_PROXY and "
         "NO_PROXY name, instead of through the tunnel",
         group=_CLOUD,
+        common=True,
     )
     cloud_api_suffix: tuple[str, ...] = option(
         (),

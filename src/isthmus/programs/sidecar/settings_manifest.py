@@ -72,6 +72,7 @@ class SidecarManifestSettings:
         choices=("", *MODES),
         metavar="|".join(MODES),
         group=_GROUP,
+        common=True,
     )
     preset: str = option(
         "",
@@ -79,6 +80,7 @@ class SidecarManifestSettings:
         choices=("", *PRESETS),
         metavar="COMPONENT",
         group=_GROUP,
+        common=True,
     )
     part: str = option(
         PATCH,
@@ -86,6 +88,7 @@ class SidecarManifestSettings:
         choices=PARTS,
         metavar="|".join(PARTS),
         group=_GROUP,
+        common=True,
     )
     workload: str = option(
         "",
@@ -93,9 +96,10 @@ class SidecarManifestSettings:
         metavar="NAME",
         shown_default="--preset",
         group=_GROUP,
+        common=True,
     )
-    namespace: str = HOSTED_NAMESPACE(group=_GROUP)
-    image: str = IMAGE(group=_GROUP)
+    namespace: str = HOSTED_NAMESPACE(group=_GROUP, common=True)
+    image: str = IMAGE(group=_GROUP, common=True)
     memory: str = option(
         "30Mi", help="Memory request of each sidecar", metavar="QUANTITY", group=_GROUP
     )

@@ -45,6 +45,7 @@ class SniRouterSettings(CarrierSettings):
     config: str = CONFIG(
         help="File of routes, read again when it changes",
         group=_ROUTING,
+        common=True,
     )
     listen: tuple[str, ...] = option(
         (":6443",),
@@ -52,17 +53,20 @@ class SniRouterSettings(CarrierSettings):
         repeat=True,
         group=_ROUTING,
         metavar="[HOST]:PORT",
+        common=True,
     )
     dial_timeout_s: float = option(
         10.0,
         help="Timeout of a dial, over all backends of a route",
         unit="seconds",
         group=_ROUTING,
+        common=True,
     )
     accept_proxy: bool = option(
         False,
         help="Expect a PROXY header, version 1 or 2, before each connection",
         group=_PROXY,
+        common=True,
     )
     listen_proxy: tuple[str, ...] = option(
         (),
@@ -71,6 +75,7 @@ class SniRouterSettings(CarrierSettings):
         repeat=True,
         group=_PROXY,
         metavar="[HOST]:PORT",
+        common=True,
     )
     proxy_from: tuple[str, ...] = option(
         (),
@@ -79,12 +84,14 @@ class SniRouterSettings(CarrierSettings):
         repeat=True,
         group=_PROXY,
         metavar="CIDR",
+        common=True,
     )
     hello_timeout_s: float = option(
         10.0,
         help="Reset connections that have not sent a ClientHello within this time",
         unit="seconds",
         group=_LIMITS,
+        common=True,
     )
     max_hellos: int = option(
         1024,
@@ -93,13 +100,13 @@ class SniRouterSettings(CarrierSettings):
         group=_LIMITS,
     )
     workers: int = WORKERS()
-    max_connections: int = MAX_CONNECTIONS(20_000, group=_LIMITS)
+    max_connections: int = MAX_CONNECTIONS(20_000, group=_LIMITS, common=True)
     max_connections_per_source: int = MAX_CONNECTIONS_PER_SOURCE(
         help="Maximum number of connections from one address or IPv6 /64; with --accept-proxy, "
         "from the source in the PROXY header",
         group=_LIMITS,
     )
-    graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(group=_LIMITS)
+    graceful_shutdown_timeout_s: float = GRACEFUL_SHUTDOWN(group=_LIMITS, common=True)
     admin: AdminSettings = block(AdminSettings(health_port=8096, port=PROGRAM.admin_port), go=OURS)
 
     def validate(self) -> None:
@@ -111,7 +118,7 @@ class SniRouterSettings(CarrierSettings):
         check_values(self)
         check_durations(self)
         if not self.config:
-            raise ConfigError("--config is needed: a file with routes, see isthmus sni-router -h")
+            raise ConfigError("--config is missing: a file with routes, see isthmus sni-router -h")
         _ = self.listeners, self.proxy_listeners
         for flag, seconds in (
             ("hello-timeout", self.hello_timeout_s),

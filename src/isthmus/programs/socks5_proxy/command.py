@@ -8,6 +8,8 @@ from isthmus.programs.socks5_proxy import PROGRAM
 command = sidecar_command(
     PROGRAM,
     examples="""\
-isthmus socks5-proxy --resolve-from-guest-cluster-dns --kubeconfig=guest.kubeconfig
-isthmus socks5-proxy --konnectivity-uds=/run/isthmus/server.sock --disable-resolver""",
+isthmus socks5-proxy --resolve-from-guest-cluster-dns \\
+    --kubeconfig=guest.kubeconfig
+isthmus socks5-proxy --konnectivity-uds=/run/isthmus/server.sock \\
+    --disable-resolver""",
 )

@@ -44,8 +44,8 @@ def test_good_settings_pass() -> None:
     [
         (
             {"ca_cert": ""},
-            "--ca-cert is missing: the agent must know which servers to trust;"
-            ' certificates are made with "isthmus pki init"',
+            '--ca-cert is missing: create the certificates with "isthmus pki init",'
+            " see isthmus pki init -h",
         ),
         ({"agent_key": ""}, "--agent-cert needs --agent-key as well"),
         ({"link": "yamux"}, "--link must be auto or mux or grpc, not 'yamux', did you mean mux?"),

@@ -44,7 +44,8 @@ def test_the_word_means_something_only_where_a_command_stands(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     code, text = said(capsys, "--agent-id", "setup-interface")
-    assert (code, text.split(":")[1].strip()) == (2, "--ca-cert is missing")
+    missing = "--ca-cert, --agent-cert and --agent-key are missing"
+    assert (code, text.split(":")[1].strip()) == (2, missing)
     code, text = said(capsys, "--v=1", "setup-interface")
     assert (code, text) == (2, "isthmus: got unexpected extra argument (setup-interface)\n")
 

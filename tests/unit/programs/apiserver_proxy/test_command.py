@@ -59,7 +59,7 @@ def test_convert_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ([], "--upstream is needed"),
+        ([], "--upstream is missing"),
         (["--upstream=a:1", "--retries=x"], "--retries: 'x' is not a whole number"),
         (["--upstream=a:1", "--idle-timeout=10"], "--idle-timeout: '10' is not a duration"),
         (["--upstream=a:1", "--manage-address=maybe"], "--manage-address: 'maybe' is neither"),

@@ -107,7 +107,7 @@ def test_no_proxy_as_hypershift_reads_it(no_proxy: str, upstream: str, proxied: 
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"upstream": ()}, "--upstream is needed: the apiserver's HOST:PORT; or --config"),
+    ({"upstream": ()}, "--upstream is missing: the apiserver's HOST:PORT; or give --config"),
     ({"upstream": ("a",)}, "--upstream: 'a' is not HOST:PORT: no port in 'a'"),
     ({"upstream": ("a:1", "a:1")}, "--upstream a:1 is there twice"),
     ({"upstream": ("172.20.0.1:6443",)},

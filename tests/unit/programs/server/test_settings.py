@@ -104,8 +104,8 @@ def test_which_tcp_port_the_frontend_has(changes: dict[str, Any], port: int | No
         (
             UDS,
             {"server_port": 9000},
-            "--server-cert is missing: a TCP frontend needs --server-cert, --server-key and"
-            " --server-ca-cert, or use --uds-name alone",
+            "--server-cert, --server-key and --server-ca-cert are missing: create the certificates"
+            ' with "isthmus pki init", see isthmus pki init -h, or use --uds-name alone',
         ),
         (
             UDS,
@@ -114,8 +114,8 @@ def test_which_tcp_port_the_frontend_has(changes: dict[str, Any], port: int | No
                 "server_bind_address": "127.0.0.1",
                 "server_auth": "none-on-loopback",
             },
-            "--server-cert is missing: a TCP frontend needs --server-cert and --server-key, or use"
-            " --uds-name alone",
+            "--server-cert and --server-key are missing: create the certificates"
+            ' with "isthmus pki init", see isthmus pki init -h, or use --uds-name alone',
         ),
         (
             UDS,

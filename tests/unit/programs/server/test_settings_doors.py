@@ -43,8 +43,8 @@ def test_with_both_the_general_flags_are_grpcs_in_any_order(mode: tuple[str, ...
 
 ALONE = "is for --mode=grpc,http-connect; one mode alone listens on --uds-name and --server-port"
 MISSING = (
-    "--server-cert is missing: a TCP frontend needs --server-cert, --server-key and"
-    " --server-ca-cert, or use --uds-name alone"
+    "--server-cert, --server-key and --server-ca-cert are missing: create the certificates"
+    ' with "isthmus pki init", see isthmus pki init -h, or use --uds-name alone'
 )
 
 

@@ -151,6 +151,6 @@ def test_explain_says_why_of_each_route(
 
 def test_without_a_file_it_does_not_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["sni-router"]) == 2
-    assert capsys.readouterr().err.startswith("isthmus: --config is needed")
+    assert capsys.readouterr().err.startswith("isthmus: --config is missing")
     assert main(["sni-router", "--config=/nowhere/r.yaml", "--listen=127.0.0.1:0"]) == 2
     assert "isthmus: --config /nowhere/r.yaml: No such file" in capsys.readouterr().err

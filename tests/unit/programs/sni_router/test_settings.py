@@ -36,7 +36,7 @@ def test_whom_to_trust() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"config": ""}, "--config is needed: a file with routes, see isthmus sni-router -h"),
+        ({"config": ""}, "--config is missing: a file with routes, see isthmus sni-router -h"),
         ({"listen": ()}, "--listen is empty: give it an address and a port such as :6443"),
         (
             {"listen": ("6443",)},

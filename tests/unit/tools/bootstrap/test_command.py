@@ -202,7 +202,7 @@ def test_what_is_wrong_with_files_is_one_sentence(
         (("--bind-address=::1", "--ca-cert=x"), "--bind-address ::1 is a loopback address"),
         (("--bind-address=name", "--ca-cert=x"), "--bind-address takes an IPv4 or IPv6 address"),
         ((ADDRESS, "--ca-cert="), "--ca-cert is empty"),
-        ((ADDRESS,), "missing option '--ca-cert'"),
+        ((ADDRESS,), "--ca-cert is missing"),
         (
             (ADDRESS, "--ca-cert=x", "--token-id=a", "--token-secret-file=b", "--by-path"),
             "--by-path needs --token-file",

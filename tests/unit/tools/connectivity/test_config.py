@@ -195,7 +195,7 @@ def test_converted(line: str, printed: str, capsys: pytest.CaptureFixture[str]) 
             "there is no field 'connectionService.connection.ulr',"
             " did you mean connectionService.connection.url?",
         ),
-        ("check", "missing argument 'FILE...'"),
+        ("check", "FILE is missing, see isthmus config check -h"),
     ],
 )
 def test_refused(line: str, sentence: str, capsys: pytest.CaptureFixture[str]) -> None:

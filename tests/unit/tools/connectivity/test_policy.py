@@ -139,7 +139,7 @@ def test_a_table(capsys: pytest.CaptureFixture[str], policy: str) -> None:
         (("--destination=a:1", EAST, "--network="), "--network is empty"),
         (("--destination=a:1", "--group= "), "--group is empty"),
         (("--destination=a:1", "--policy-file=/dev/zero"), "/dev/zero: is a device, not a file"),
-        ((), "missing option '--destination'"),
+        ((), "--destination is missing"),
     ],
 )
 def test_a_wrong_question(
