@@ -61,7 +61,7 @@ def test_two_labs_at_once(simple: str) -> None:
             [*LAB, "show"], env=environment(), text=True, capture_output=True, check=False
         )
         assert done.returncode == 2
-        assert f"several labs are up, name one by --lab: {min(one, two)}" in done.stderr
+        assert f"several labs are up: choose one by --lab: {min(one, two)}" in done.stderr
         assert "right" in lab("show", "--lab", one)
     finally:
         lab("down", "--lab", one)
@@ -145,14 +145,14 @@ def refused(path: Path, text: str, *args: str) -> subprocess.CompletedProcess[st
 def test_files_that_the_lab_needs_itself(tmp_path: Path, name: str) -> None:
     done = refused(tmp_path / "own.yaml", f'{SIMPLE}files: {{{name}: ""}}\n')
     assert done.returncode == 2
-    assert f"files.{name}: '{name}' is a name that the lab needs itself" in done.stderr
+    assert f"files.{name}: '{name}' is a name that the lab uses itself" in done.stderr
 
 
 def test_a_program_that_does_not_exist_is_no_failure_that_was_expected(tmp_path: Path) -> None:
     step = "  - {from: left, run: crul http://right:8080/, fails: true}\n"
     done = refused(tmp_path / "typo.yaml", SIMPLE + step)
     assert done.returncode == 2
-    assert "typo runs crul, not found in the PATH" in done.stderr
+    assert "typo runs crul: not found in the PATH" in done.stderr
 
 
 def test_a_program_that_fails_at_once_is_seen(tmp_path: Path) -> None:

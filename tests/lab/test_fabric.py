@@ -538,7 +538,7 @@ def test_losses_are_left_out_without_their_congestion_control(tmp_path: Path) ->
     assert made.host("far").attachments[0].shape == replace(shape, loss=0.0)
     assert made.host("pod") == topology.host("pod")
     assert made.congestion_control == ""
-    assert said == ["this kernel has no congestion control bbr: cluster is made without losses"]
+    assert said == ["this kernel has no congestion control bbr: building cluster without loss"]
     available.write_text("reno bbr cubic\n")
     assert fabric.effective(topology, available=available) == (topology, [])
     assert fabric.effective(CLUSTER) == (CLUSTER, [])

@@ -281,9 +281,9 @@ def test_an_interface_that_somebody_has_is_refused(bed: Bed) -> None:
 def test_what_is_not_there_is_refused_and_not_made(bed: Bed) -> None:
     before = links(bed.near), links(bed.far)
     for namespace, near, far, sentence in (
-        (f"{bed.near}-not", NEAR, FAR, f"there is no namespace '{bed.near}-not'"),
-        (bed.near, "not", FAR, "there is no interface 'not'"),
-        (bed.near, NEAR, "not", "there is no interface 'not'"),
+        (f"{bed.near}-not", NEAR, FAR, f"no namespace '{bed.near}-not'"),
+        (bed.near, "not", FAR, "no interface 'not'"),
+        (bed.near, NEAR, "not", "no interface 'not'"),
     ):
         argv = relay.command(namespace=namespace, near=near, far=far, shape=LineShape())
         assert refused(in_namespace(bed.far, argv)) == f"relay: {sentence}\n"
@@ -301,6 +301,6 @@ def test_without_tun_it_says_so() -> None:
 @pytest.mark.parametrize("name", ["", "sixteen-letters-", "a/b", "tap%d"])
 def test_what_is_no_name_makes_no_interface(bed: Bed, name: str) -> None:
     before = links(bed.near)
-    with pytest.raises(ConfigError, match="not an interface's name"):
+    with pytest.raises(ConfigError, match="invalid interface name"):
         inside(bed.near, partial(relay.make_tap, name))
     assert links(bed.near) == before

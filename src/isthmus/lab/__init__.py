@@ -1,8 +1,7 @@
-"""Whole networks in namespaces of one machine, with walls between them, to see, try and test.
+"""Whole networks in namespaces of one machine, with walls between them, for trials and tests.
 
-A topology is a value (topology.py), read from YAML (reading.py). The kernel's part of it is made by
-fabric.py out of a plan (plan.py); processes run in it (processes.py), are asked things from inside
-(probe.py), and steps say what has to be seen (steps.py). state.py knows which labs there are and
-removal.py takes any of them away, whatever became of who made it. What a real cluster is made of
-is in kubernetes/.
+A topology is a value (topology.py), read from YAML (reading.py). fabric.py builds the kernel's part
+from a plan (plan.py); processes run in it (processes.py), probes make attempts from inside
+(probe.py), and steps check the results (steps.py). state.py lists the labs of this machine;
+removal.py removes any of them, whatever happened to its maker. kubernetes/ builds real clusters.
 """

@@ -1,7 +1,7 @@
-"""Attempts: what each verb does at a target, through any dialer, and what came of it.
+"""Attempts: what each verb does with a target, through any dialer, and the outcome.
 
-Each runs in one loop with others, and ends in the time it has, whatever the target does. Background
-traffic is attempts made over and over by a few clients, and counted.
+Attempts run concurrently in one loop, each within its time limit, whatever the target does.
+Background traffic repeats attempts with a few clients and counts them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from isthmus.values import HostPort
 MOST_PAGE_BYTES = 4 * 1024 * 1024
 _MOST_SAID = 300
 _CHUNK_BYTES = 64 * 1024
-# Of an odd length, so that bytes that went astray do not look like their neighbours.
+# Of odd length, so that misplaced bytes do not look like their neighbours.
 _PATTERN = random.Random(5).randbytes(65_521)
 
 FAILING_OF_DIAL = {
@@ -62,22 +62,22 @@ ERRNO_OF_DIAL = {
 _MOST_BYTES = 2048
 _QUESTION = b"who\n"
 
-#: Ways to fail that are told apart; all others are one.
+#: The failures that are distinguished; all others are OTHER.
 MOST_KINDS = 20
 OTHER = "other"
 _MOST_CLIENTS = 1000
 
 
 class WrongAnswerError(Exception):
-    """The target answered, and not as it should."""
+    """The target answered, but not as expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptMeans:
-    """What attempts are made with.
+    """What attempts use.
 
-    ``trust`` gives the context for https targets. ``half_closes`` is false for a dialer that
-    cannot pass a half-close on.
+    ``trust`` returns the TLS context for https targets. ``half_closes`` is false for a dialer that
+    cannot forward a half-close.
     """
 
     dialer: Dialer
@@ -88,7 +88,7 @@ class AttemptMeans:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageUrl:
-    """Where a page is."""
+    """The address of a page."""
 
     at: HostPort
     host: str
@@ -100,11 +100,11 @@ class PageUrl:
         """Read a URL, or host:port.
 
         Raises:
-            ValueError: it is neither, or has what no request can name: blanks, control characters
-                or others beyond ASCII.
+            ValueError: the text is neither, or contains blanks, control characters or characters
+                beyond ASCII, which no request can contain.
         """
         if not text.isascii() or not text.isprintable() or " " in text:
-            raise ValueError(f"not a URL, for its characters: {text!r}")
+            raise ValueError(f"a URL cannot contain such characters: {text!r}")
         if "://" not in text:
             return cls(at=HostPort.parse(text), host=text, path="/", https=False)
         url = urlsplit(text)
@@ -118,13 +118,13 @@ class PageUrl:
 
 @dataclass(slots=True)
 class _Tally:
-    """How many bytes an attempt has moved, also when it fails."""
+    """The number of bytes moved, also by an attempt that fails."""
 
     bytes: int = 0
 
 
 async def make(asked: LabAttempt, means: AttemptMeans) -> AttemptOutcome:
-    """Make one attempt; whatever happens is its outcome."""
+    """Make one attempt; every error becomes its outcome."""
     loop = asyncio.get_running_loop()
     started_at = loop.time()
     tally = _Tally()
@@ -134,7 +134,8 @@ async def make(asked: LabAttempt, means: AttemptMeans) -> AttemptOutcome:
         async with asyncio.timeout(asked.timeout_s + lasting_s):
             said = await _DO[asked.verb](asked, means, tally)
     except TimeoutError as exc:
-        failing, said = AttemptFailure.TIMEOUT, str(exc) or f"not done within {asked.timeout_s:g} s"
+        failing = AttemptFailure.TIMEOUT
+        said = str(exc) or f"not finished within {asked.timeout_s:g} s"
     except DialError as exc:
         failing = FAILING_OF_DIAL[exc.reason]
         said = f"{exc.reason.value}: {exc.detail}" if exc.detail else exc.reason.value
@@ -150,7 +151,7 @@ async def make(asked: LabAttempt, means: AttemptMeans) -> AttemptOutcome:
 def _failing_of(error: OSError) -> AttemptFailure:
     if isinstance(error, ConnectionResetError | BrokenPipeError | ConnectionAbortedError):
         return AttemptFailure.RESET
-    if isinstance(error, ssl.SSLError):  # whose numbers are its own
+    if isinstance(error, ssl.SSLError):  # ssl has error numbers of its own
         return AttemptFailure.OTHER
     return FAILING_OF_ERRNO.get(error.errno or 0, AttemptFailure.OTHER)
 
@@ -161,7 +162,7 @@ def _one_line(text: str) -> str:
     return shown[:_MOST_SAID]
 
 
-# What each verb does.
+# The verbs.
 
 
 async def _connect(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> str:
@@ -179,13 +180,13 @@ async def _get(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> str:
 
 
 async def get(page: PageUrl, means: AttemptMeans, *, timeout_s: float) -> tuple[int, str, bytes]:
-    """Get a page: its status, its status line and its body, of MOST_PAGE_BYTES at most.
+    """Get a page: its status, its status line and its body, of at most MOST_PAGE_BYTES.
 
     Raises:
         DialError: the target was not reached.
-        OSError: it does not speak TLS, or the tunnel was reset.
-        WrongAnswerError: it does not speak HTTP, or the page is too large.
-        ValueError: the page cannot be asked for.
+        OSError: TLS failed, or the tunnel was reset.
+        WrongAnswerError: the answer is not HTTP, or the page is too large.
+        ValueError: the page's path is invalid.
     """
     context = means.trust() if page.https else None
     async with opened(
@@ -207,10 +208,10 @@ async def get(page: PageUrl, means: AttemptMeans, *, timeout_s: float) -> tuple[
             pipe.writer.write((http.send(ask) or b"") + (http.send(h11.EndOfMessage()) or b""))
             return await _read_page(http, pipe)
         except h11.LocalProtocolError as exc:
-            raise ValueError(f"cannot ask for {page.path!r}: {exc}") from exc
+            raise ValueError(f"cannot request {page.path!r}: {exc}") from exc
         except h11.RemoteProtocolError as exc:
             pipe.check()
-            raise WrongAnswerError(f"not an HTTP answer: {exc}") from exc
+            raise WrongAnswerError(f"invalid HTTP response: {exc}") from exc
 
 
 async def _read_page(http: h11.Connection, pipe: Pipe) -> tuple[int, str, bytes]:
@@ -225,13 +226,13 @@ async def _read_page(http: h11.Connection, pipe: Pipe) -> tuple[int, str, bytes]
         elif isinstance(event, h11.Data):
             body += event.data
             if len(body) > MOST_PAGE_BYTES:
-                raise WrongAnswerError(f"a page of more than {MOST_PAGE_BYTES} bytes")
+                raise WrongAnswerError(f"page larger than {MOST_PAGE_BYTES} bytes")
         elif isinstance(event, h11.EndOfMessage | h11.ConnectionClosed):
             return status, line, bytes(body)
 
 
 def _pattern(start: int, size: int) -> bytes:
-    """Bytes that say where in a stream they belong."""
+    """Bytes whose values depend on their position in the stream."""
     offset = start % len(_PATTERN)
     return (_PATTERN * (2 + size // len(_PATTERN)))[offset : offset + size]
 
@@ -243,7 +244,7 @@ async def _echo(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> str:
         try:
             while data := await pipe.read():
                 if data != _pattern(tally.bytes, len(data)):
-                    raise WrongAnswerError(f"other bytes came back, after {tally.bytes}")
+                    raise WrongAnswerError(f"wrong bytes came back after {tally.bytes}")
                 tally.bytes += len(data)
                 if tally.bytes > asked.bytes:
                     raise WrongAnswerError(f"more than {asked.bytes} bytes came back")
@@ -256,7 +257,7 @@ async def _echo(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> str:
             sending.cancel()
             await asyncio.wait((sending,))
             if not sending.cancelled():
-                sending.exception()  # the reader has seen why
+                sending.exception()  # the reader has seen the reason
     return f"{asked.bytes} bytes came back"
 
 
@@ -277,8 +278,8 @@ async def _download(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> st
                     tally.bytes += len(data)
         except TimeoutError:
             if not tally.bytes:
-                raise TimeoutError(f"nothing came within {asked.seconds:g} s") from None
-    return f"{tally.bytes} bytes came"
+                raise TimeoutError(f"no data within {asked.seconds:g} s") from None
+    return f"{tally.bytes} bytes received"
 
 
 async def _upload(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> str:
@@ -296,15 +297,15 @@ async def _upload(asked: LabAttempt, means: AttemptMeans, tally: _Tally) -> str:
                     await pipe.writer.drain()
         tally.bytes = sent - pipe.writer.transport.get_write_buffer_size()
         if means.half_closes:
-            # Much of it is in buffers on the way: a lab's sink says what has come of it.
+            # Much of the data is in buffers on the way: a lab's sink reports what arrived.
             pipe.writer.write_eof()
             said = await _read_count(pipe, loop.time() + asked.timeout_s / 2)
             tally.bytes = said if said is not None else tally.bytes
-    return f"{tally.bytes} bytes were taken"
+    return f"{tally.bytes} bytes sent"
 
 
 async def _read_count(pipe: Pipe, until: float) -> int | None:
-    """The number that a sink says at the end, if it says one in time."""
+    """The number that a sink sends at the end, if it arrives in time."""
     said = b""
     try:
         async with asyncio.timeout_at(until):
@@ -332,11 +333,11 @@ _DO: dict[Verb, Callable[[LabAttempt, AttemptMeans, _Tally], Awaitable[str]]] = 
 
 
 async def ask(dialer: Dialer, poller: Poller, target: str, *, timeout_s: float) -> bytes:
-    """Ask at host:port, or at udp://host:port, which no dialer leads to; what was answered.
+    """Ask at host:port, or at udp://host:port, which no dialer supports; returns the answer.
 
     Raises:
-        DialError, OSError: nobody was reached, or the answer was cut off.
-        ValueError: it is no such target.
+        DialError, OSError: the target was not reached, or the answer was cut off.
+        ValueError: the target is invalid.
     """
     if target.startswith(UDP):
         return await ask_by_udp(HostPort.parse(target.removeprefix(UDP)))
@@ -348,10 +349,10 @@ async def ask(dialer: Dialer, poller: Poller, target: str, *, timeout_s: float) 
 
 
 async def ask_by_udp(target: HostPort) -> bytes:
-    """Ask in a datagram; whoever waits for the answer limits the time.
+    """Ask in a datagram; the caller limits the time.
 
     Raises:
-        OSError: nobody is there, or it cannot be sent.
+        OSError: the port is closed, or the datagram cannot be sent.
     """
     loop = asyncio.get_running_loop()
     answered: asyncio.Future[bytes] = loop.create_future()
@@ -366,7 +367,7 @@ async def ask_by_udp(target: HostPort) -> bytes:
 
 
 class _Question(asyncio.DatagramProtocol):
-    """Waits for one answer, or for the word that there is nobody."""
+    """Waits for one answer, or for an ICMP error."""
 
     def __init__(self, answered: asyncio.Future[bytes]) -> None:
         self._answered = answered
@@ -381,7 +382,7 @@ class _Question(asyncio.DatagramProtocol):
 
 
 class BackgroundTraffic:
-    """Some clients at work, from when it is made until ``end``."""
+    """Some clients at work, from construction until ``end``."""
 
     def __init__(
         self,
@@ -391,7 +392,8 @@ class BackgroundTraffic:
         pause_s: float,
     ) -> None:
         if not 0 < clients * len(asked) <= _MOST_CLIENTS:
-            raise ValueError(f"not 1 to {_MOST_CLIENTS} clients: {clients * len(asked)}")
+            number = clients * len(asked)
+            raise ValueError(f"the number of clients must be 1 to {_MOST_CLIENTS}, not {number}")
         self._pause_s = max(pause_s, 0.0)
         self._ending = asyncio.Event()
         self._worked = 0
@@ -423,8 +425,8 @@ class BackgroundTraffic:
         self._failed[said] += 1
 
     async def end(self) -> TrafficCount:
-        """Let what is under way finish, and say what became of it all."""
-        # Not cut short: what hangs at this moment would be neither worked nor failed.
+        """Wait for attempts in progress, and return the counts."""
+        # Attempts in progress are not cancelled: a hanging one would count as neither.
         self._ending.set()
         await asyncio.gather(*self.tasks)
         return TrafficCount(

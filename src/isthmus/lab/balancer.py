@@ -1,9 +1,9 @@
-"""A plain TCP balancer, as a cloud puts it in front of servers, on our own data path.
+"""A plain TCP balancer, as a cloud provides in front of servers, on Isthmus' own data path.
 
 ``python -m isthmus.lab.balancer --listen 8091 --by random --to one:8091 --to two:8091`` runs until
-SIGTERM. Half-close stays half-close and reset stays reset. A backend that does not answer within a
-second is left out for another; a client that no backend takes is reset. What decides where a
-connection goes, ``pick`` and ``Outages``, takes chance and time as arguments.
+SIGTERM. It forwards half-closes and resets as such. A backend that does not answer within a second
+is skipped; a client that no backend accepts is reset. ``pick`` and ``Outages``, which decide where
+a connection goes, take chance and time as arguments.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ T = TypeVar("T")
 DIAL_TIMEOUT_S = 1.0
 MAX_CONNECTIONS = 10_000
 
-#: How long a backend that did not answer gets no connection, as if a health check had failed.
+#: How long a backend that did not answer gets no connections, as after a failed health check.
 DOWN_S = 1.0
 
 
 class BalanceBy(Enum):
-    """How a balancer chooses."""
+    """The balancing method."""
 
     RANDOM = "random"
     SOURCE = "source"  # the same backend for the same client address
@@ -59,10 +59,10 @@ def pick(
     down: Collection[HostPort] = (),
     load: Mapping[HostPort, int] | None = None,
 ) -> list[HostPort]:
-    """Put the backends that are not down into the order to try them in, each once.
+    """Order the backends that are not down for trying, each once.
 
-    ``chance`` gives numbers from 0 up to, not including, 1; ``load`` is how many connections each
-    has, none when it is not named.
+    ``chance`` returns numbers in [0, 1); ``load`` is the number of connections of each backend, 0
+    if it is not listed.
     """
     up = [one for one in dict.fromkeys(backends) if one not in down]
     match by:
@@ -72,7 +72,7 @@ def pick(
             return sorted(up, key=lambda one: _rank(source_address, one))
         case BalanceBy.LEAST:
             loads = load or {}
-            # Sorting keeps the order of equals, so equals are chosen by chance.
+            # Sorting is stable, so equals stay in random order.
             return sorted(_shuffled(up, chance), key=lambda one: loads.get(one, 0))
 
 
@@ -84,30 +84,30 @@ def _shuffled(backends: Sequence[HostPort], chance: Callable[[], float]) -> list
 
 
 def _rank(source_address: str, backend: HostPort) -> bytes:
-    # Rendezvous hashing: every pair has a rank of its own, so that a backend that goes changes
-    # nothing about the others. Python's hash() is another one in each process.
+    # Rendezvous hashing: every pair has its own rank, so that removing a backend does not affect
+    # the others. Python's hash() differs between processes.
     return blake2b(f"{source_address} {backend}".encode(), digest_size=8).digest()
 
 
 class Outages:
-    """Remembers which backends did not answer, each for ``down_s``."""
+    """The backends that did not answer, each remembered for ``down_s``."""
 
     def __init__(self, *, down_s: float = DOWN_S) -> None:
         self._down_s = down_s
         self._until: dict[HostPort, float] = {}
 
     def failed(self, backend: HostPort, *, now: float) -> None:
-        """Leave a backend out from now on, for a while."""
+        """Skip a backend for a while from now on."""
         self._until[backend] = now + self._down_s
 
     def down(self, *, now: float) -> frozenset[HostPort]:
-        """Tell which backends to leave out."""
+        """The backends to skip."""
         return frozenset(backend for backend, until in self._until.items() if now < until)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancerSettings:
-    """What a balancer is told. Port 0 is any free one; no ``host`` is every address."""
+    """The settings of a balancer. Port 0 is any free port; no ``host`` is every address."""
 
     port: int
     host: str = ""
@@ -119,7 +119,7 @@ class BalancerSettings:
 
 
 class Passage:
-    """One client on its way to a backend: tries them in order until one answers."""
+    """One client on its way to a backend: tries backends in order until one answers."""
 
     __slots__ = ("_balancer", "_client", "_dial", "_order", "_trying")
 
@@ -131,7 +131,7 @@ class Passage:
         self._dial: DirectDial | None = None
 
     def begin(self) -> None:
-        """Try the first; all of it may be over before this returns."""
+        """Try the first backend; everything may be over before this returns."""
         self._client.on_done = self._client_gone
         self._try_next()
 
@@ -150,7 +150,7 @@ class Passage:
             reached=self._reached,
             failed=self._failed,
         )
-        if self._trying is backend:  # else it was answered at once
+        if self._trying is backend:  # otherwise the backend answered at once
             self._dial = dial
 
     def _reached(self, far: SocketEnd) -> None:
@@ -185,9 +185,9 @@ class Balancer:
         self._passages: set[Passage] = set()
         self._connections = JoinedEnds(loop, at_most=MAX_CONNECTIONS)
         self._asking = JoinedEnds(loop)
-        #: Clients that no backend took, or that did not wait for one.
+        #: Clients that no backend accepted, or that did not wait.
         self.unserved = 0
-        #: By backend: connections that are open, all there were, and dials that failed.
+        #: By backend: open connections, all connections so far, and failed dials.
         self.open: Counter[HostPort] = Counter()
         self.opened: Counter[HostPort] = Counter()
         self.not_answered: Counter[HostPort] = Counter()
@@ -195,10 +195,10 @@ class Balancer:
         self.status_port = 0
 
     def start(self) -> None:
-        """Bind the ports and balance from now on.
+        """Bind the ports and start balancing.
 
         Raises:
-            ConfigError: one cannot be bound; ``stop`` gives back the other.
+            ConfigError: a port cannot be bound; ``stop`` releases the other.
         """
         settings = self.settings
         bound = bind_tcp(settings.host, settings.port, flag="--listen")
@@ -210,7 +210,7 @@ class Balancer:
             self.status_port = self._listeners[-1].port
 
     async def stop(self) -> None:
-        """Close everything; what is open is reset."""
+        """Close everything; open connections are reset."""
         for listener in self._listeners:
             listener.stop()
         for passage in list(self._passages):
@@ -218,7 +218,7 @@ class Balancer:
         self._connections.abort_all()
         self._asking.abort_all()
         self._resolver.close()
-        await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
+        await asyncio.sleep(0)  # one turn of the loop, in which the poller closes sockets
         self._poller.shut_down()
 
     @property
@@ -243,7 +243,7 @@ class Balancer:
     def _accept(self, sock: socket.socket) -> None:
         try:
             source = plain(sock.getpeername()[0])
-        except OSError:  # reset before we looked
+        except OSError:  # reset before accept
             sock.close()
             self.unserved += 1
             return
@@ -267,27 +267,27 @@ class Balancer:
     def reached(
         self, passage: Passage, client: SocketEnd, far: SocketEnd, backend: HostPort
     ) -> None:
-        """A backend took a client: join them."""
+        """A backend accepted a client: join them."""
         self._passages.discard(passage)
         self.open[backend] += 1
         self.opened[backend] += 1
         self._connections.join(client, far, partial(self._over, backend))
 
     def failed(self, backend: HostPort, failure: DialFailure) -> None:
-        """A backend did not take a client."""
+        """A backend did not accept a client."""
         self.not_answered[backend] += 1
-        if failure is not DialFailure.TOO_MANY:  # that is our own fault, not the backend's
+        if failure is not DialFailure.TOO_MANY:  # that is this process's fault, not the backend's
             self._outages.failed(backend, now=self._loop.time())
 
     def given_up(self, passage: Passage) -> None:
-        """A client went, or was reset, before a backend took it."""
+        """A client left, or was reset, before a backend accepted it."""
         self._passages.discard(passage)
         self.unserved += 1
 
     def _over(self, backend: HostPort) -> None:
         self.open[backend] -= 1
 
-    # Whoever asks where connections went.
+    # The status page.
 
     def _accept_asking(self, sock: socket.socket) -> None:
         end = SocketEnd(sock, self._poller)
@@ -329,7 +329,7 @@ async def _run(settings: BalancerSettings) -> None:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Balance until told to stop; the exit code."""
+    """Balance until told to stop; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m isthmus.lab.balancer", description=__doc__)
     kinds = [by.value for by in BalanceBy]
     parser.add_argument("--listen", required=True, metavar="[ADDRESS:]PORT", help="Bind this")

@@ -1,4 +1,4 @@
-"""The topologies that come with Isthmus, and those that users write: by name or by path."""
+"""The topologies that come with Isthmus, and those in files: found by name or by path."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def names() -> list[str]:
 
 
 def load(name_or_path: str) -> Topology:
-    """Read a built-in topology, or a file: what has a slash or ends in .yaml or .yml.
+    """Read a built-in topology, or a file: a path contains a slash or ends in .yaml or .yml.
 
     Raises:
-        ConfigError: there is none, or it is wrong.
+        ConfigError: there is no such topology, or it is invalid.
     """
     return parse(name_or_path, text(name_or_path))
 
@@ -32,7 +32,7 @@ def parse(name_or_path: str, content: str) -> Topology:
     """Read the text that was found by a name or path.
 
     Raises:
-        ConfigError: it is wrong.
+        ConfigError: the topology is invalid.
     """
     if _is_path(name_or_path):
         return read(content, name=Path(name_or_path).stem, source=name_or_path)
@@ -40,10 +40,10 @@ def parse(name_or_path: str, content: str) -> Topology:
 
 
 def text(name_or_path: str) -> str:
-    """The text of a built-in topology or of a file, as it is.
+    """The text of a built-in topology or of a file.
 
     Raises:
-        ConfigError: there is none, or it is no text.
+        ConfigError: there is no such topology, or the file is not text.
     """
     if _is_path(name_or_path):
         return _file_text(name_or_path)
@@ -70,7 +70,7 @@ def _built_in() -> dict[str, Traversable]:
 def _file_text(path: str) -> str:
     try:
         with open(path, "rb") as file:
-            content = file.read(4 * MAX_CHARS + 1)  # the longest that UTF-8 makes of them
+            content = file.read(4 * MAX_CHARS + 1)  # UTF-8 has at most four bytes per character
     except FileNotFoundError as error:
         raise ConfigError(f"{path}: file does not exist") from error
     except OSError as error:

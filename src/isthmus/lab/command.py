@@ -1,6 +1,6 @@
-"""``isthmus lab``: whole networks on one machine, to see and try. The work is in play.py.
+"""``isthmus lab``: whole networks on one machine. play.py does the work.
 
-What it prints is command_output.py; both are imported when a command runs, not for ``--help``.
+command_output.py prints; both are imported when a command runs, not for ``--help``.
 """
 
 from __future__ import annotations

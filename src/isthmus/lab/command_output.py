@@ -30,7 +30,7 @@ _LEAST_WIDTH = 60
 
 
 class _Lines:
-    """For a pipe or a log: a line for everything."""
+    """Progress for a pipe or a log: a line for every event."""
 
     def doing(self, what: str) -> None:
         click.echo(f"lab: {what}", err=True)
@@ -44,7 +44,7 @@ class _Lines:
 
 
 class _Spinner:
-    """For a terminal: one line that changes, and a line for each step that was done."""
+    """Progress for a terminal: one changing line, and a line for each finished step."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -68,7 +68,7 @@ def _sentence(seen: StepResult) -> str:
 
 @contextlib.contextmanager
 def display() -> Iterator[Display]:
-    """Show progress on standard error for the time of the block."""
+    """Show progress on standard error during the block."""
     if sys.stderr is None or not sys.stderr.isatty():
         yield _Lines()
         return
@@ -80,7 +80,7 @@ def display() -> Iterator[Display]:
 
 @contextlib.contextmanager
 def sentences() -> Iterator[None]:
-    """Turn what ends a lab early into a sentence and an exit code."""
+    """Turn an exception that ends a lab early into a message and an exit code."""
     try:
         yield
     except (LabError, NotBuiltError) as exc:
@@ -103,7 +103,7 @@ def show_report(report: RunReport, output: str) -> None:
         column.overflow = "fold"
     good, bad = ("✓", "✗") if _shows_all() else ("ok", "FAIL")
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a verdict is worth more than its quotation marks
+        sys.stdout.reconfigure(errors="replace")  # the verdict matters more than its quotes
     for seen in report.steps:
         table.add_row(
             Text(good, "green") if seen.held else Text(bad, "bold red"),
@@ -115,14 +115,14 @@ def show_report(report: RunReport, output: str) -> None:
             Text(took(seen.took_s)),
         )
     if sys.stdout is None:
-        return  # closed: the exit code says it
+        return  # standard output is closed: the exit code tells the verdict
     console = Console() if sys.stdout.isatty() else Console(width=160)
     console.print(table)
     click.echo(_verdict(report))
 
 
 def _shows_all() -> bool:
-    """Whether what we print may have any character."""
+    """Whether the output can show any character."""
     encoding = (getattr(sys.stdout, "encoding", None) or "").lower().replace("-", "")
     return encoding in ("utf8", "utf16")
 
@@ -162,7 +162,7 @@ def _report(report: RunReport) -> dict[str, object]:
 
 
 def show_up(lab: Lab, topology: Topology) -> None:
-    """Say what is up, and what can be done with it."""
+    """Print what is up, and the commands for it."""
     hosts = ", ".join(host.name for host in topology.hosts)
     click.echo(f"lab {lab.token} is up: {topology.title}")
     click.echo(f"hosts: {hosts}; files: {lab.directory}")
@@ -201,6 +201,6 @@ def show_list(output: str) -> None:
 
 
 def show_picture(picture: LabPicture) -> None:
-    """Draw on standard output, as wide as the terminal is."""
+    """Draw on standard output in the terminal's width."""
     width = max(_LEAST_WIDTH, shutil.get_terminal_size((100, 24)).columns)
     click.echo(draw(picture, width=width, color=has_colours(), ascii=not _shows_all()))

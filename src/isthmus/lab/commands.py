@@ -1,8 +1,8 @@
-"""The commands of a lab: what is filled in, and where the programs that they start will answer.
+"""The commands of a lab: filling in placeholders, and the health and admin ports of programs.
 
-A placeholder is ``{name}``: the lab's directory, its certificates, its hosts' addresses; anything
-else with braces, JSON for one, is left alone. Where they may stand is said by reading.py, which
-refuses those that nobody would fill in. A health or admin port is found in the words alone.
+A placeholder is ``{name}``: the lab's directory, its certificates, its hosts' addresses; other
+braces, such as those of JSON, stay. reading.py knows where placeholders are allowed, and rejects
+unknown ones. Health and admin ports are derived from the command line alone.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from isthmus.settings.options import Option, options_of
 if TYPE_CHECKING:
     from isthmus.tools.pki.making import PkiFiles  # cryptography is slow to import
 
-# What a program bound to all addresses is asked at.
+# Where to reach a program that is bound to all addresses.
 _ALL_ADDRESSES = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}
 
 #: The files of the lab's own PKI: fields of isthmus.tools.pki.making.PkiFiles.
@@ -48,9 +48,9 @@ def kind(command: Sequence[str]) -> str:
 
 
 def ready_url(command: Sequence[str]) -> str:
-    """What answers 200 once the program is up; empty when nobody can know.
+    """A URL that answers 200 once the program is up; empty if unknown.
 
-    Placeholders of the command stay in it.
+    Placeholders of the command stay in the URL.
     """
     program = _program(command)
     if program is None or program.operator_flags is None:
@@ -58,13 +58,13 @@ def ready_url(command: Sequence[str]) -> str:
     base = _url(
         program, command, host="health_bind_address", port="health_port", cert="health_cert"
     )
-    # A server without agents is alive but not ready, and agents come later.
+    # A server without agents is alive but not ready, and agents start later.
     path = "/healthz" if program.name == "server" else "/readyz"
     return f"{base}{path}" if base else ""
 
 
 def admin_url(command: Sequence[str]) -> str:
-    """Where the admin port is, without a path; empty when nobody can know."""
+    """The URL of the admin port, without a path; empty if unknown."""
     program = _program(command)
     if program is None or program.operator_flags is None:
         return ""
@@ -78,13 +78,13 @@ def _program(command: Sequence[str]) -> Program | None:
 
 
 def _url(program: Program, command: Sequence[str], *, host: str, port: str, cert: str = "") -> str:
-    """Where a port is, by the fields of AdminSettings; with a ``cert`` it speaks HTTPS."""
+    """The URL of a port, by the fields of AdminSettings; https if there is a ``cert``."""
     declared = {
         one.field: one for one in options_of(program.settings_class) if one.block == "admin"
     }
     address, number = _given(declared[host], command), _given(declared[port], command)
     if number == "0":
-        return ""  # any free one
+        return ""  # any free port
     address = _ALL_ADDRESSES.get(address, address)
     scheme = "https" if cert and _given(declared[cert], command) else "http"
     bare = ":" in address or address.endswith("address6}")
@@ -92,7 +92,7 @@ def _url(program: Program, command: Sequence[str], *, host: str, port: str, cert
 
 
 def _given(option: Option, command: Sequence[str]) -> str:
-    """The last value of a flag, as ``--flag=value`` or ``--flag value``, or else its default."""
+    """The last value of a flag, as ``--flag=value`` or ``--flag value``, or its default."""
     found = str(option.default)
     names = [f"--{flag}" for flag in (option.flag, *option.aliases)]
     for word, after in zip(command, (*command[1:], ""), strict=True):
@@ -103,18 +103,18 @@ def _given(option: Option, command: Sequence[str]) -> str:
 
 
 def fill(text: str, values: Mapping[str, str]) -> str:
-    """Put the values in; a placeholder without one stays as it is."""
+    """Fill in the values; a placeholder without a value stays."""
     return _PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), text)
 
 
 def unknown(text: str, names: Collection[str]) -> list[str]:
-    """The names of the placeholders in the text that are none of these, each once."""
+    """The placeholders in the text that are not among these names, each once."""
     found = dict.fromkeys(_PLACEHOLDER.findall(text))
     return [name for name in found if name not in names]
 
 
 def addresses(topology: Topology) -> dict[str, str]:
-    """``HOST.address`` and ``HOST.address6``: the first of each kind that a host has."""
+    """``HOST.address`` and ``HOST.address6``: a host's first address of each IP version."""
     found: dict[str, str] = {}
     for host in topology.hosts:
         for address in host.addresses:
@@ -130,7 +130,7 @@ def known(topology: Topology) -> frozenset[str]:
 
 
 def values(topology: Topology, *, directory: str, files: PkiFiles) -> dict[str, str]:
-    """What is filled in: ``directory`` is the lab's own, ``files`` are its certificates."""
+    """The values of placeholders; ``directory`` is the lab's, ``files`` are its certificates."""
     return {
         "dir": directory,
         "name": topology.name,

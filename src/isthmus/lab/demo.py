@@ -1,7 +1,7 @@
 """``isthmus up --namespaces``: a server and an agent on two sides of a real firewall, in a lab.
 
-Shows that the direct way fails and the tunnel works. The lab is a small one of its own; building
-and removing it is stage.py's part, what is printed is tools/up/command.py's.
+Shows that the direct path fails and the tunnel works. stage.py builds and removes the lab, which is
+a small one of its own; tools/up/command.py prints the result.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from isthmus.tools.up.demo import NAME
 from isthmus.tools.up.running import AGENT_ID, LOOPBACK, Say, curl_line, snapshot_line
 from isthmus.values import HostPort
 
-# Nobody else is in the lab, so addresses and ports may be fixed.
+# The lab has its own network, so addresses and ports can be fixed.
 ADDRESS = HostPort("10.200.0.6", 8080)
 TARGET = HostPort(NAME, 8080)
 FRONTEND = HostPort(LOOPBACK, 8090)
 ADMIN = HostPort(LOOPBACK, 8095)
 NEAR, FAR, WAY = "near-side", "far-side", "tunnel"
 
-# The agent is started between the two attempts: it is what makes the difference.
+# The agent is started between the two attempts, to show the difference.
 TOPOLOGY = f"""\
-title: A server, an agent, and a wall that only the agent gets through
+title: A server, an agent, and a wall that only the agent's link can cross
 needs: ip
 networks:
   near: {{cidr: 10.200.0.0/30}}
@@ -74,25 +74,25 @@ _LOOK_AGAIN_S = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demonstration:
-    """What happened to the same wish, reach the target, on both ways."""
+    """The outcomes of the same request by both paths."""
 
     direct: AttemptOutcome
     tunnel: AttemptOutcome
 
     @property
     def convincing(self) -> bool:
-        """The firewall holds and the tunnel gets through."""
+        """The firewall blocks the direct path and the tunnel works."""
         return self.tunnel.worked and not self.direct.worked
 
 
 class _Logs:
-    """Passes on what the programs of a lab say, as it grows."""
+    """Copies the programs' logs to standard error as they grow."""
 
     def __init__(self, stage: LabStage) -> None:
         self._read = {log_of(stage.lab, one.name): 0 for one in stage.topology.processes}
 
     def pass_on(self) -> None:
-        """Write to standard error what was said since the last time."""
+        """Write new log lines to standard error."""
         for path, done in self._read.items():
             if path.exists():
                 with path.open("rb") as log:
@@ -104,16 +104,16 @@ class _Logs:
 
 
 def topology(v: int) -> str:
-    """Write the topology, its programs logging at a level."""
+    """The topology, with the programs' log level."""
     return Template(TOPOLOGY).substitute(v=v)
 
 
 def demonstrate(stage: LabStage) -> Demonstration:
-    """Try both ways to the target, from the server's side, the second when there is an agent.
+    """Try both paths to the target from the server's side, the second once there is an agent.
 
     Raises:
-        LabError: the agent did not come up, or nobody could try.
-        ToldToStopError: a signal came.
+        LabError: the agent did not start, or a probe failed.
+        ToldToStopError: a signal arrived.
     """
     try:
         direct = stage.prober(NEAR).attempt(_DIRECTLY, None)
@@ -126,30 +126,30 @@ def demonstrate(stage: LabStage) -> Demonstration:
 
 
 def lines(stage: LabStage, *, pid: int) -> list[str]:
-    """Write what to tell the user: a header, an empty line, and lines to paste."""
+    """The lines for the user: a header, an empty line, and commands to paste."""
     isthmus = ["isthmus"] if shutil.which("isthmus") else ISTHMUS
     enter = f"{shlex.join([*isthmus, 'lab', 'shell', '--lab', stage.lab.token, NEAR])} "
     return [
-        "Isthmus is up. Paste as root into another terminal: the direct way, the way through the"
-        " tunnel, a look at the server, the end (or Ctrl-C here).",
+        "Isthmus is up. Paste as root into another terminal: the direct path, the path through the"
+        " tunnel, the server's snapshot, the end (or Ctrl-C here).",
         "",
         f"{enter}curl http://{ADDRESS}/",
         enter + curl_line(FRONTEND, stage.files, TARGET),
-        enter + snapshot_line(ADMIN, {}),  # a shell of the lab knows of no proxy
+        enter + snapshot_line(ADMIN, {}),  # a shell of the lab has no proxy settings
         f"kill {pid}",
     ]
 
 
 def main(*, v: int, once: bool, say: Say, show: Callable[[Demonstration], None]) -> int:
-    """Show both ways, then wait for Ctrl-C or SIGTERM unless told ``once``; the exit code.
+    """Show both paths, then wait for Ctrl-C or SIGTERM unless ``once``; returns the exit code.
 
     Raises:
-        ConfigError: not root, or something that it takes is missing; nothing is left behind.
-        LabError: a program did not come up, or ended; nothing is left behind.
-        ToldToStopError: a signal came before the one thing was shown; nothing is left behind.
+        ConfigError: not root, or a requirement is missing; nothing is left behind.
+        LabError: a program did not start, or ended; nothing is left behind.
+        ToldToStopError: a signal arrived before both paths were shown; nothing is left behind.
     """
     if os.geteuid() != 0:
-        raise ConfigError("--namespaces needs root; use sudo, or leave the flag out")
+        raise ConfigError("--namespaces needs root: use sudo, or omit the flag")
     source = topology(v)
     try:
         with (

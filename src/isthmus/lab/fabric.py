@@ -1,9 +1,9 @@
-"""Makes a lab's kernel part: namespaces, bridges, links, addresses, routes and rules.
+"""Builds a lab's kernel part: namespaces, bridges, links, addresses, routes and rules.
 
-Nothing is ever made in the namespace of whoever calls: each of the lab's has a thread that was born
-into it and does all its work, so there is no fork on the way and no ``ip netns exec``. Programs are
-processes.py, the way back is removal.py, which needs nothing from here but the names in plan.py.
-Plain blocking code: pyroute2 wants no event loop around it, and takes its time to be imported.
+Nothing is ever created in the caller's namespace: each namespace of the lab has a thread that
+creates it and does all work in it, without a fork or ``ip netns exec``. processes.py starts
+programs; removal.py needs nothing from here but the names in plan.py. Plain blocking code: pyroute2
+works without an event loop, and is slow to import.
 """
 
 from __future__ import annotations
@@ -49,41 +49,41 @@ TOOL_TIMEOUT_S = 15.0
 _SYSCTLS = Path("/proc/sys")
 _AVAILABLE = _SYSCTLS / "net/ipv4/tcp_available_congestion_control"
 _CLONE_NEWNET = 0x40000000
-_LO = 1  # its index in every namespace
+_LO = 1  # the index of lo in every namespace
 _NODAD = 0x02  # IFA_F_NODAD, linux/if_addr.h
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
 
-# Frames go through from the first moment on.
+# Ports forward frames from the first moment.
 _BRIDGE = {"br_stp_state": 0, "br_forward_delay": 0, "br_mcast_snooping": 0}
-# The wall stands between networks; what stays on a bridge is not its business.
+# The wall is between networks; traffic on one bridge bypasses it.
 _BRIDGE_SETTINGS = ("bridge-nf-call-iptables", "bridge-nf-call-ip6tables")
 
-#: Of iproute2, as ip: a port's state can be set by no other.
+#: From iproute2, like ip: no other tool sets the state of a port.
 BRIDGE_PROGRAM = "bridge"
 # linux/if_bridge.h: BR_STATE_DISABLED and BR_STATE_FORWARDING.
 _STATES = {False: "0", True: "3"}
 
 
 def find_firewall(preferred: str = "") -> str:
-    """Choose the firewall, "nft" or "iptables": the preferred one, else the first that is there.
+    """Choose the firewall, "nft" or "iptables": the preferred one, else the first installed.
 
     Raises:
         ConfigError: neither is in the PATH, or the preferred one is not.
     """
     if preferred and preferred not in PROGRAMS:
-        raise ConfigError(f"the firewall is one of {', '.join(PROGRAMS)}, not {preferred!r}")
+        raise ConfigError(f"the firewall must be one of {', '.join(PROGRAMS)}, not {preferred!r}")
     wanted = {preferred: PROGRAMS[preferred]} if preferred else PROGRAMS
     for firewall, program in wanted.items():
         if shutil.which(program):
             return firewall
-    raise ConfigError(f"the lab needs {' or '.join(wanted.values())}, which is not in the PATH")
+    raise ConfigError(f"the lab needs {' or '.join(wanted.values())}: not found in the PATH")
 
 
 def effective(topology: Topology, *, available: Path = _AVAILABLE) -> tuple[Topology, list[str]]:
-    """The topology as this kernel can make it, and what to say about the difference.
+    """The topology as this kernel can build it, and messages about the difference.
 
-    Lost frames are left out where its congestion control is not available: the others cannot reach
-    a line's rate under loss.
+    Frame loss is omitted if the topology's congestion control is missing: others cannot reach a
+    line's rate under loss.
     """
     wanted = topology.congestion_control
     if not wanted or wanted in available.read_text().split():
@@ -92,8 +92,8 @@ def effective(topology: Topology, *, available: Path = _AVAILABLE) -> tuple[Topo
         replace(host, attachments=tuple(map(_lossless, host.attachments)))
         for host in topology.hosts
     )
-    said = f"this kernel has no congestion control {wanted}: {topology.name} is made without losses"
-    return replace(topology, hosts=hosts, congestion_control=""), [said]
+    note = f"this kernel has no congestion control {wanted}: building {topology.name} without loss"
+    return replace(topology, hosts=hosts, congestion_control=""), [note]
 
 
 def _lossless(attachment: Attachment) -> Attachment:
@@ -104,13 +104,13 @@ def _lossless(attachment: Attachment) -> Attachment:
 def build_steps(
     topology: Topology, names: Names, *, firewall: str, etc: Path = Path("/etc/netns")
 ) -> Generator[BuildStep, None, None]:
-    """What has to be done to make a lab, in order: each with a few words for whoever watches.
+    """The steps that build a lab, in order, each with a short description for progress output.
 
-    Each blocks for a short time and is called before the next is asked for. Take all of them, or
-    close() the iterator: its threads keep the namespaces alive. A step that fails ends them too.
+    Call each step, which blocks briefly, before taking the next. Take all of them, or close() the
+    iterator: its threads keep the namespaces alive. A failing step ends the threads too.
 
     Raises:
-        ConfigError: by a step: the kernel or a tool does not allow it, in one sentence.
+        ConfigError: by a step: the kernel or a tool refused.
     """
     fabric = _Fabric(topology, names, firewall, etc)
     try:
@@ -121,7 +121,7 @@ def build_steps(
 
 
 class _Space:
-    """A namespace, and the thread in it that does all the work there."""
+    """A namespace, and the thread that does all work in it."""
 
     def __init__(self, name: str) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
@@ -132,17 +132,17 @@ class _Space:
             raise
 
     def do(self, work: Callable[..., T], *args: object) -> T:
-        """Do something inside; what it raises is raised here."""
+        """Do something in the namespace; its exceptions are raised here."""
         return self._thread.submit(work, *args).result()
 
     def close(self) -> None:
-        """Leave: what was made stays, as the namespace has a name."""
+        """End the thread: what was created stays, because the namespace has a name."""
         self.do(self.kernel.close)
         self._thread.shutdown()
 
 
 def _be_born(name: str) -> IPRoute:
-    # Not pyroute2's own create(): it forks, and a thread that unshares does not move the others.
+    # Not pyroute2's own create(): it forks. A thread that unshares does not affect others.
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET) != 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -150,7 +150,7 @@ def _be_born(name: str) -> IPRoute:
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
     lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        # The directory is mounted on itself by the first who comes; ip-netns takes this lock too.
+        # The first user bind-mounts the directory on itself; ip-netns takes this lock too.
         fcntl.flock(lock, fcntl.LOCK_EX)
         netns.attach(name, "thread-self")
     finally:
@@ -169,7 +169,7 @@ class _Fabric:
         self._bridges: dict[str, int] = {}  # by network, the index
 
     def build_steps(self) -> Iterator[BuildStep]:
-        # The wall's rules are there before anything is linked to it: there is no open moment.
+        # The wall's rules exist before anything is linked to it: the wall is never open.
         for host in self._topology.hosts:
             yield f"host {host.name}", partial(self._make_host, host)
         yield "wall", self._make_wall
@@ -179,17 +179,17 @@ class _Fabric:
             yield f"link {host.name}", partial(self._link_host, host)
 
     def attempt(self, what: str, work: Callable[[], None]) -> None:
-        """Do a step; foreign exceptions become ConfigErrors here."""
+        """Run a step; foreign exceptions become ConfigErrors here."""
         try:
             work()
         except BaseException as exc:
             self.close()
             if isinstance(exc, PermissionError):
-                raise ConfigError(f"{what}: making network namespaces needs root") from exc
+                raise ConfigError(f"{what}: creating network namespaces needs root") from exc
             if isinstance(exc, OSError | NetlinkError | subprocess.SubprocessError | ValueError):
-                # NetlinkError is no OSError, and its text begins with the number.
+                # NetlinkError is not an OSError, and its text begins with the number.
                 why = exc.args[-1] if isinstance(exc, NetlinkError) else exc
-                raise ConfigError(f"cannot make {what}: {why}") from exc
+                raise ConfigError(f"cannot create {what}: {why}") from exc
             raise
 
     def close(self) -> None:
@@ -209,7 +209,7 @@ class _Fabric:
         directory.mkdir(mode=0o755, parents=True)
         path = directory / "hosts"
         path.write_text(hosts_file(self._topology, host.name))
-        path.chmod(0o644)  # whatever the umask says: programs of the lab need not be root
+        path.chmod(0o644)  # independent of the umask: programs of the lab may run as other users
 
     def _enter(self, name: str) -> _Space:
         self._spaces[name] = space = _Space(name)
@@ -230,13 +230,13 @@ class _Fabric:
         space.do(self._route_the_unknown, space.kernel)
 
     def _route_the_unknown(self, kernel: IPRoute) -> None:
-        """Have the rules judge what goes to addresses that no network has."""
+        """Let the rules decide about addresses outside all networks."""
         if 4 in self._versions:
-            # Without a route the kernel itself says so, even behind a wall that drops, and only
-            # once a second. Nothing gets to the loopback: no rule allows it.
+            # Without a route the kernel itself rejects, even behind a wall that drops, and only
+            # once a second. Nothing reaches the loopback interface: no rule allows it.
             kernel.route("add", dst="default", family=_FAMILIES[4], oif=_LO, scope="link")
         if 6 in self._versions and self._topology.wall is Wall.DROP:
-            # IPv6 knows no such routes by the loopback, and its answers are not held back.
+            # IPv6 has no such routes by the loopback interface, and does not limit its errors.
             kernel.route("add", dst="default", family=_FAMILIES[6], type="blackhole")
 
     def _make_network(self, network: LabNetwork) -> None:
@@ -273,7 +273,7 @@ class _Fabric:
         space.do(_load, service_rules(self._topology, host, self._firewall))
 
     def _link_to_owner(self, host: LabHost, at: Attachment, network: LabNetwork) -> None:
-        """Lay a cable to the host that a network is behind; that one itself needs none."""
+        """Lay a cable to the host that a network is behind; that host itself needs none."""
         if network.behind == host.name:
             return
         name = self._names.host(host.name)
@@ -287,7 +287,7 @@ class _Fabric:
             return
         routers = owner_addresses(self._topology, network)
         owner.do(_route_by, owner.kernel, port, routers, at.addresses)
-        # Nobody else is on the cable, so that there are no neighbours to ask for.
+        # The cable has one host at each end, so there is no neighbour discovery.
         space.do(_address, space.kernel, at, replace(network, cidrs=()))
 
 
@@ -307,9 +307,9 @@ def _has_ipv6() -> bool:
 
 def _set(key: str, value: str) -> None:
     parts = key.replace(".", "/").split("/") if "/" not in key else key.split("/")
-    # Any other belongs to the whole machine.
+    # Other sysctls belong to the whole machine.
     if parts[0] != "net" or not all(parts) or ".." in parts:
-        raise ConfigError(f"sysctl {key}: only those under net are a host's own")
+        raise ConfigError(f"sysctl {key}: only sysctls under net belong to one host")
     try:
         _SYSCTLS.joinpath(*parts).write_text(value)
     except OSError as exc:
@@ -319,7 +319,7 @@ def _set(key: str, value: str) -> None:
 def _leave_bridges_alone() -> None:
     for setting in _BRIDGE_SETTINGS:
         path = _SYSCTLS / "net/bridge" / setting
-        if path.exists():  # br_netfilter may not be there, which is as good
+        if path.exists():  # without br_netfilter there is nothing to switch off
             path.write_text("0")
 
 
@@ -331,14 +331,14 @@ def _make_own_bridge(kernel: IPRoute, network: LabNetwork, addresses: Iterable[I
 
 
 def _let_turn_back(kernel: IPRoute, port: str) -> None:
-    """Let what comes by a port of a bridge leave by it again: to a service that leads back."""
+    """Let packets leave by the bridge port they came by, for services that lead back."""
     kernel.brport("set", index=kernel.link_lookup(ifname=port)[0], mode=1)
 
 
 def _route_by(
     kernel: IPRoute, port: str, routers: Iterable[IpAddress], addresses: Iterable[IpAddress]
 ) -> None:
-    """Have a cable that is no network: the router's addresses here, the other's there."""
+    """Route over a cable without a network: the router's addresses here, the host's there."""
     index = kernel.link_lookup(ifname=port)[0]
     for router in routers:
         _add_address(kernel, index, router, router.max_prefixlen)
@@ -360,7 +360,7 @@ def _make_bridge(kernel: IPRoute, name: str, network: LabNetwork) -> int:
         for cidr in network.cidrs:
             _add_address(kernel, index, network.gateway_in(cidr), cidr.prefixlen)
     else:
-        # Nothing leaves this network, not even by somebody who guesses the bridge's own address.
+        # Nothing leaves this network, not even by guessing the bridge's own address.
         _set(f"net/ipv4/conf/{name}/forwarding", "0")
         if _has_ipv6():
             _set(f"net/ipv6/conf/{name}/disable_ipv6", "1")
@@ -368,7 +368,7 @@ def _make_bridge(kernel: IPRoute, name: str, network: LabNetwork) -> int:
 
 
 def _add_veth(kernel: IPRoute, port: str, bridge: int | None, link: str, namespace: str) -> None:
-    # The far side is born where it belongs: under its name it may clash with a bridge here.
+    # Create the peer in its namespace: its name may clash with a bridge's here.
     peer = {"ifname": link, "net_ns_fd": namespace}
     plugged = {} if bridge is None else {"master": bridge}
     kernel.link("add", kind="veth", ifname=port, state="up", peer=peer, **plugged)
@@ -396,7 +396,7 @@ def _add_address(kernel: IPRoute, index: int, address: IpAddress, length: int) -
 
 
 def _load(loads: Iterable[FirewallLoad]) -> None:
-    """Load rules into the namespace that the thread is in: a child begins where it was born."""
+    """Load rules into the thread's namespace: a child process inherits it."""
     for load in loads:
         done = subprocess.run(
             load.argv,
@@ -413,13 +413,13 @@ def _load(loads: Iterable[FirewallLoad]) -> None:
 
 
 def set_cables(names: Names, cable: Cable) -> None:
-    """Cut the cables of a host, or mend them, at the wall's side; one that is so already stays so.
+    """Cut or mend the cables of a host, at the wall's side; repeating it has no effect.
 
-    The host sees nothing of it, as when a fibre breaks somewhere far away: links stay up, routes
-    stay, and frames do not come.
+    The host does not notice, as when a fibre breaks far away: links stay up, routes stay, and
+    frames do not arrive.
 
     Raises:
-        ConfigError: the lab's wall is not there, or does not have them.
+        ConfigError: the lab's wall or the cables do not exist.
     """
     for network in cable.networks:
         port = names.port(cable.host, network)

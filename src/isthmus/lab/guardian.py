@@ -1,9 +1,9 @@
-"""A second process that takes a lab away when its maker ends, however that comes about.
+"""A second process that removes a lab when its maker ends, in whatever way.
 
 ``python -m isthmus.lab.guardian TOKEN`` waits for the end of its standard input, a pipe whose only
-writer is the maker: even a maker that is killed closes it. The last byte read says whether the lab
-is to stay. A child that the maker was just starting has the pipe too, until it has become another
-program; so when the end comes, every process of the lab can be told by its mark.
+writer is the maker: it closes even if the maker is killed. The last byte read tells whether the lab
+is to be kept. A child that the maker has just forked also holds the pipe until its exec; so when
+the pipe closes, every process of the lab carries the lab's mark.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FINISH_TIMEOUT_S = 30.0
 
 
 class Guardian:
-    """The maker's side of it."""
+    """The maker's handle on its guardian."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -31,22 +31,22 @@ class Guardian:
             module("isthmus.lab.guardian", token),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            # Ctrl-C and a closed terminal are for the maker, which is waited for.
+            # Ctrl-C and a closed terminal are the maker's business; the guardian waits for it.
             start_new_session=True,
             cwd="/",
             env=environment,
         )
 
     def keep(self) -> None:
-        """Let the lab stay, and go."""
+        """Keep the lab, and end."""
         self._tell(_KEEP)
 
     def finish(self) -> None:
-        """Take the lab away, and wait until it is gone."""
+        """Remove the lab, and wait until it is gone."""
         self._tell(b"")
-        from isthmus.lab import removal  # slow to import, and hardly ever anything to do
+        from isthmus.lab import removal  # slow to import, and rarely needed
 
-        removal.remove(self._token)  # should somebody have killed the guardian
+        removal.remove(self._token)  # in case somebody killed the guardian
 
     def _tell(self, word: bytes) -> None:
         assert self._process.stdin is not None
@@ -63,11 +63,11 @@ class Guardian:
 
 
 def main() -> int:
-    """Wait for the maker's end, and clean up after it."""
+    """Wait for the maker's end, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     token = sys.argv[1]
-    from isthmus.lab import removal  # before it is needed: files may be gone by then
+    from isthmus.lab import removal  # import early: the files may be gone later
 
     if sys.stdin.buffer.read()[-1:] != _KEEP:
         removal.remove(token)

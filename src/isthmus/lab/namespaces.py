@@ -1,7 +1,7 @@
 """Network namespaces: enter one, run a program in one, remove one.
 
-Who makes them is lab/fabric.py. Plain blocking code: pyroute2 wants no event loop around it.
-Imports pyroute2, which takes its time: import this module only where it is used.
+fabric.py creates them. Plain blocking code: pyroute2 works without an event loop. Imports pyroute2,
+which is slow: import this module only where it is used.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 def inside(namespace: str, work: Callable[[], T]) -> T:
-    """Do something inside a namespace; what it raises is raised here."""
+    """Call ``work`` in a namespace; its exceptions are raised here."""
 
     def enter() -> T:
-        # A namespace belongs to a thread: this one ends and takes its place in there with it.
+        # A namespace belongs to a thread: this thread ends and thereby leaves it.
         netns.setns(namespace)
         return work()
 
@@ -29,11 +29,11 @@ def inside(namespace: str, work: Callable[[], T]) -> T:
 
 
 def in_namespace(namespace: str, argv: Sequence[str]) -> list[str]:
-    """Write the command that runs another inside a namespace."""
+    """The command that runs another command in a namespace."""
     return ["ip", "netns", "exec", namespace, *argv]
 
 
 def remove(namespace: str) -> None:
-    """Remove a namespace, with its links and rules, if there is one."""
+    """Remove a namespace with its links and rules, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         netns.remove(namespace)

@@ -1,7 +1,7 @@
-"""What is to be drawn of a lab, as values: networks, hosts, the wall's openings, links, tunnels.
+"""The contents of a picture of a lab, as values: networks, hosts, openings, links, tunnels.
 
-Made from a topology and from what is known of it live (picture_live.py). How it looks is up to
-picture_text.py and picture_svg.py; nothing here knows a coordinate.
+Made from a topology and its live state (picture_live.py). picture_text.py and picture_svg.py draw
+it; this module knows no coordinates.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from isthmus.text.units import size, took
 
 
 class ProcessMark(Enum):
-    """How a process is."""
+    """The state of a process."""
 
     RUNNING = "running"
     DEAD = "dead"
@@ -36,7 +36,7 @@ class ProcessMark(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnProcess:
-    """A process and what it is, in a word or two."""
+    """A process and its program."""
 
     name: str
     what: str
@@ -45,7 +45,7 @@ class DrawnProcess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAddresses:
-    """A host's addresses on a network; ``shape`` says what the line does, if anything."""
+    """A host's addresses on a network; ``shape`` describes a bad line, if it is one."""
 
     network: str
     addresses: tuple[str, ...]
@@ -54,7 +54,7 @@ class HostAddresses:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnHost:
-    """A host, drawn in the network of its first place, with lines to the others."""
+    """A host, drawn in its first network, with lines to the others."""
 
     name: str
     places: tuple[HostAddresses, ...]
@@ -66,7 +66,7 @@ class DrawnHost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnGuest:
-    """A host that is drawn elsewhere and has a place here, too."""
+    """A host's small card in a further network."""
 
     host: str
     place: HostAddresses
@@ -74,21 +74,21 @@ class DrawnGuest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnNetwork:
-    """A network with the hosts that are drawn in it."""
+    """A network with the hosts drawn in it."""
 
     name: str
     cidrs: tuple[str, ...]
-    note: str  # whose it is, when it is not the wall's
+    note: str  # the host it is behind, if it is not at the wall
     hosts: tuple[DrawnHost, ...]
     guests: tuple[DrawnGuest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnOpening:
-    """Who may open connections to whom through the wall; ``both``: and the other way round.
+    """An opening of the wall; ``both``: in both directions.
 
-    ``source`` and ``target`` are networks, the wall is between them; ``who`` and ``whom`` are what
-    is written; the sets say which hosts are meant.
+    ``source`` and ``target`` are networks with the wall between them; ``who`` and ``whom`` are the
+    names to show; the sets are the hosts meant.
     """
 
     source: str
@@ -100,7 +100,7 @@ class DrawnOpening:
     targets: frozenset[str]
 
     def admits(self, source: str, target: str) -> bool:
-        """Whether a host may go to another by this opening."""
+        """Whether a host may connect to another by this opening."""
         return (source in self.sources and target in self.targets) or (
             self.both and source in self.targets and target in self.sources
         )
@@ -108,7 +108,7 @@ class DrawnOpening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabPicture:
-    """A whole lab. Networks with a server in them come first, then in the topology's order."""
+    """A whole lab. Networks with a server come first, then in the topology's order."""
 
     name: str
     title: str
@@ -118,7 +118,7 @@ class LabPicture:
     links: tuple[LiveLink, ...]
 
     def host_of(self, process: str) -> str:
-        """The host that a process runs on; empty for one of no process here."""
+        """The host that a process runs on; empty for a process outside the lab."""
         for host in self.hosts:
             if any(one.name == process for one in host.processes):
                 return host.name
@@ -126,12 +126,12 @@ class LabPicture:
 
     @property
     def hosts(self) -> tuple[DrawnHost, ...]:
-        """All of them, network by network."""
+        """All hosts, network by network."""
         return tuple(host for network in self.networks for host in network.hosts)
 
 
 def picture(topology: Topology, live: LiveState) -> LabPicture:
-    """Say what is to be drawn; an empty ``live`` gives the topology alone."""
+    """The picture of a topology; an empty ``live`` shows the topology alone."""
     return LabPicture(
         name=clean(topology.name),
         title=clean(topology.title, most=200),
@@ -227,7 +227,7 @@ def _mark(process: Process, live: LiveState) -> ProcessMark:
 
 
 def _openings(topology: Topology) -> Iterator[DrawnOpening]:
-    """The wall's openings; a pair of them, there and back, is one."""
+    """The wall's openings; a pair in opposite directions is merged."""
     taken: set[Allow] = set()
     for allow in topology.allows:
         sides = _sides(topology, allow)
@@ -249,13 +249,13 @@ def _openings(topology: Topology) -> Iterator[DrawnOpening]:
 
 
 def _sides(topology: Topology, allow: Allow) -> tuple[str, str] | None:
-    """The two networks that an opening is between; None inside one network, where no wall is."""
+    """The two networks that an opening connects; None inside one network, which has no wall."""
     pairs = [
         (one, other)
         for one, other in product(_at(topology, allow.source), _at(topology, allow.target))
         if one != other
     ]
-    # Nothing goes to the wall from a network without a gateway, whoever else is in there.
+    # Nothing reaches the wall from a network without a gateway.
     routed = {network.name for network in topology.networks if network.gateway}
     return min(pairs, key=lambda pair: not routed.issuperset(pair), default=None)
 
@@ -277,7 +277,7 @@ def _hosts(topology: Topology, name: str) -> frozenset[str]:
 
 
 def shape_text(shape: LineShape | None) -> str:
-    """Write what a line does to frames: ``50 ms, 1 % loss, 20 Mbit/s``; empty if nothing."""
+    """The properties of a line: ``50 ms, 1 % loss, 20 Mbit/s``; empty if it has none."""
     if shape is None:
         return ""
     parts = (
@@ -289,19 +289,19 @@ def shape_text(shape: LineShape | None) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """Write ``1 tunnel``, ``3 tunnels``."""
+    """A number with its noun: ``1 tunnel``, ``3 tunnels``."""
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def flow_text(to_target: int | None, to_client: int | None) -> str:
-    """Write the bytes each way: up towards the target, down towards the client."""
+    """The bytes in each direction: up towards the target, down towards the client."""
     up = "" if to_target is None else f"↑ {size(to_target)}"
     down = "" if to_client is None else f"↓ {size(to_client)}"
     return f"{up} {down}".strip()
 
 
 def link_texts(link: LiveLink) -> tuple[str, ...]:
-    """Write a link's numbers, most telling first; its state only when it is not well."""
+    """A link's numbers, most important first; its state only when it is not well."""
     stalled = link.stalled
     return tuple(
         part

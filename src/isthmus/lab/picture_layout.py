@@ -1,12 +1,11 @@
-"""Where everything in an SVG picture goes: networks in columns, walls and lines in between.
+"""The layout of an SVG picture: networks in columns, walls and lines in between.
 
-Between two columns are, from the left: room to bend, room for labels, the wall, room to bend.
-Lines from a column to the next cross the wall in a slot of their own, together with the others that
-use the same opening. Lines that go further run below the networks. Only numbers here; what it looks
-like is picture_svg.py.
+Between two columns are, from the left: room for curves, room for labels, the wall, room for curves.
+Lines between neighbouring columns cross the wall in a slot each, grouped by the opening they use.
+Longer lines run below the networks. This module computes numbers; picture_svg.py draws.
 
-A link joins two processes; a tunnel goes on from its agent to the target's host; a host on several
-networks is joined to its small cards there.
+A link joins two processes; a tunnel continues from its agent to the target's host; a host on
+several networks is joined to its small cards there.
 """
 
 from __future__ import annotations
@@ -59,9 +58,9 @@ class WireEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """A line between two cards, ``left`` never right of ``right``.
+    """A line between two cards; ``left`` is never right of ``right``.
 
-    ``source`` opened it, towards ``target``. ``colors`` are those of the tunnels it shows.
+    It was opened by ``source``, towards ``target``. ``colors`` are those of the tunnels it shows.
     """
 
     left: WireEnd
@@ -75,23 +74,23 @@ class Wire:
 
     @property
     def thickness(self) -> float:
-        """Of a link: what its tunnels need."""
+        """The thickness of a link, which depends on its tunnels."""
         return 12 + LINE_GAP * len(self.colors) if self.link else 2.5
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What is written over and under a link."""
+        """The texts over and under a link."""
         if self.link is None:
             return ()
         flow = flow_text(self.link.to_agent, self.link.to_server)
         over = " · ".join(text for text in link_texts(self.link) if text != flow)
-        if self.left.column == self.right.column:  # the label may have to stand aside
+        if self.left.column == self.right.column:  # the label may need room at the side
             over = f"{self.link.agent} – {self.link.server}: {over}"
         return (over, flow)
 
     @property
     def height(self) -> float:
-        """With the labels."""
+        """The height including labels."""
         if self.link is None:
             return 9.0
         # Inside a network the tube is beside its label and not between its lines.
@@ -99,12 +98,12 @@ class Wire:
 
 
 def tunnels_drawn(link: LiveLink) -> tuple[LiveTunnel, ...]:
-    """Those of a link's tunnels that get a line: who does not move comes first."""
+    """The tunnels of a link that get a line, stalled ones first."""
     return tuple(sorted(link.tunnels, key=lambda one: not one.stalled)[:TUNNELS_DRAWN])
 
 
 def tunnel_colors(picture: LabPicture) -> list[tuple[int, ...]]:
-    """A colour's number for every tunnel that is drawn, link by link."""
+    """The colour number of every drawn tunnel, link by link."""
     made, count = [], 0
     for link in picture.links:
         drawn = len(tunnels_drawn(link))
@@ -167,7 +166,7 @@ def wires_of(picture: LabPicture) -> Iterator[Wire]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostCard:
-    """A host's card in its place, written from its own corner; a guest's has dashes around it."""
+    """A placed host card, with coordinates from its own corner; a guest's is dashed."""
 
     name: str
     guest: bool
@@ -177,7 +176,7 @@ class HostCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkColumn:
-    """A network in its place."""
+    """A placed network."""
 
     network: DrawnNetwork
     box: Box
@@ -189,7 +188,7 @@ class NetworkColumn:
 
 @dataclass(slots=True, kw_only=True)
 class WallPassage:
-    """What goes through the wall side by side, between two columns: an opening and its lines."""
+    """An opening in the wall between two columns, with the lines that use it."""
 
     left: int
     right: int
@@ -199,7 +198,7 @@ class WallPassage:
 
     @property
     def height(self) -> float:
-        """Of the hole that is needed."""
+        """The height of the hole."""
         rows = OPENING_ROW if self.opening else 0.0
         return rows + sum(wire.height for wire in self.wires) + 2 * GROUP_PAD
 
@@ -220,7 +219,7 @@ class WallPassage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gutter:
-    """Between two columns; ``slot`` is where labels begin, and without a wall nothing follows."""
+    """The space between two columns; ``slot`` is where labels begin, and its end without a wall."""
 
     slot: float
     wall: float | None
@@ -230,10 +229,10 @@ class Gutter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedLab:
-    """A whole picture, placed."""
+    """A whole placed picture."""
 
     width: float
-    bottom: float  # of all that is not the list of links
+    bottom: float  # of everything except the list of links
     wall_top: float
     columns: tuple[NetworkColumn, ...]
     gutters: tuple[Gutter, ...]
@@ -330,7 +329,7 @@ def _across(
     writers: Sequence[list[tuple[str, bool, CardWriter]]],
     groups: Sequence[WallPassage],
 ) -> tuple[list[float], list[Gutter]]:
-    """Go from left to right: where columns begin, and what is between them."""
+    """Place columns and gutters from left to right."""
     x = MARGIN
     lefts, gutters = [], []
     for number, (network, own) in enumerate(zip(picture.networks, writers, strict=True)):
@@ -370,7 +369,7 @@ def _tall(column: NetworkColumn, bottom: float) -> NetworkColumn:
 
 
 def _groups(picture: LabPicture) -> list[WallPassage]:
-    """Put lines together with the opening they use; an opening without lines stands alone."""
+    """Group lines by the opening they use; an opening without lines is a group of its own."""
     order = {network.name: number for number, network in enumerate(picture.networks)}
     made: dict[tuple[int, int, DrawnOpening | None], WallPassage] = {}
     for opening in picture.openings:
@@ -386,19 +385,19 @@ def _groups(picture: LabPicture) -> list[WallPassage]:
 
 def _uses(wire: Wire, opening: DrawnOpening) -> bool:
     if wire.link is not None:
-        # By way of a balancer an agent goes to another host than the server's.
+        # Behind a balancer an agent connects to another host than the server's.
         return wire.source in opening.sources and wire.networks == (opening.source, opening.target)
     return wire.tunnel is not None and opening.admits(wire.source, wire.target)
 
 
 def port_y(column: NetworkColumn, host: str, port: str) -> float:
-    """The height at which a line leaves a card; the card's name if it has no such port."""
+    """The height at which a line leaves a card; that of the card's name if it has no such port."""
     card = column.card(host)
     return card.box.y + card.writer.ports.get(port, card.writer.ports["host"])
 
 
 def _stack(groups: list[WallPassage], columns: Sequence[NetworkColumn], top: float) -> float:
-    """Stack groups near the cards they are for, without touching; returns where they end."""
+    """Stack groups near their cards without overlaps; returns the bottom."""
 
     def wanted(group: WallPassage) -> float:
         ys = [

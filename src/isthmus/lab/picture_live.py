@@ -1,8 +1,8 @@
-"""What a picture shows of a running lab: links and tunnels, out of the programs' snapshots.
+"""The live part of a picture: links and tunnels, from the programs' snapshots.
 
-Snapshots come from programs that may be half dead or not ours at all, so nothing in them is
-believed: what is not as docs/snapshot.md says is left out, and no text can move a cursor or break
-out of an XML attribute. Whose picture it goes into is picture.py.
+Snapshots may come from broken or foreign programs, so nothing in them is trusted: whatever does not
+follow docs/snapshot.md is omitted, and no text can move a cursor or break out of an XML attribute.
+picture.py combines the result with the topology.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MAX_NUMBER = 10**18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveState:
-    """What is known of a running lab; an empty one is a lab that does not run.
+    """The state of a running lab; an empty one means that the lab does not run.
 
-    ``running`` has every process that was started, by its name; ``snapshots`` has the parsed
-    /snapshot of every server and agent process that answered.
+    ``running`` has every started process by name; ``snapshots`` has the parsed /snapshot of every
+    server and agent that answered.
     """
 
     running: Mapping[str, bool] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class LiveState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveTunnel:
-    """A tunnel on a link; ``host`` is where in the lab its target is, empty if nobody knows."""
+    """A tunnel on a link; ``host`` is the lab host of its target, empty if unknown."""
 
     target: str
     frontend: str
@@ -45,9 +45,9 @@ class LiveTunnel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveLink:
-    """A link by its two ids, and the processes they belong to: empty for one of no process here.
+    """A link by its two ids, and the lab's processes with these ids, or empty.
 
-    ``open`` counts the tunnels, of which not all have to be listed; bytes are None if unknown.
+    ``open`` counts all tunnels, even unlisted ones; bytes are None if unknown.
     """
 
     agent: str
@@ -63,7 +63,7 @@ class LiveLink:
 
     @property
     def well(self) -> bool:
-        """Whether dials can go over it."""
+        """Whether the link can carry dials."""
         return self.state == "open"
 
     @property
@@ -72,7 +72,7 @@ class LiveLink:
 
 
 def clean(value: object, *, most: int = MAX_TEXT_CHARS) -> str:
-    """Make a text that is one cell wide per character and has nothing in it that acts."""
+    """Make a text safe: one cell per character, no control characters."""
     if not isinstance(value, str):
         return ""
     text = "".join(one if _tame(one) else "?" for one in value[: most + 1])
@@ -88,9 +88,9 @@ def _tame(one: str) -> bool:
 
 
 def links(topology: Topology, live: LiveState) -> tuple[LiveLink, ...]:
-    """All links that any program told of, each once, in the order of the servers' processes.
+    """All links that any program reported, each once, in the order of the servers' processes.
 
-    A link is as its server saw it; an agent is believed where its server said nothing.
+    The server's view of a link wins; the agent's view is used if the server did not report it.
     """
     reader = _Reader(topology, live)
     found = [link for process in topology.processes for link in reader.of_server(process)]
@@ -101,7 +101,7 @@ def links(topology: Topology, live: LiveState) -> tuple[LiveLink, ...]:
 
 
 class _Reader:
-    """One look at all snapshots of a lab."""
+    """Reads all snapshots of a lab."""
 
     def __init__(self, topology: Topology, live: LiveState) -> None:
         self._live = live
@@ -114,7 +114,7 @@ class _Reader:
         self._whereabouts = _Whereabouts(topology)
 
     def kind(self, process: Process) -> str:
-        """``Server`` or ``Agent`` by what it answered, or empty."""
+        """``Server`` or ``Agent`` by the process's snapshot, or empty."""
         kind = self._snapshot(process).get("kind")
         return clean(kind).removesuffix("Snapshot") if isinstance(kind, str) else ""
 
@@ -180,7 +180,7 @@ class _Reader:
         for entry in _entries(shot, "links"):
             if clean(entry.get("peerId")):
                 own = tuple(tunnels.get(_whole(entry.get("id")), ()))
-                # Left out of a truncated list, tunnels still are streams.
+                # Tunnels omitted from a truncated list still count as streams.
                 yield entry, own, max(len(own), _whole(entry.get("streams")) or 0)
 
     def _tunnel(self, entry: Mapping[str, object], server: str) -> LiveTunnel:
@@ -201,7 +201,7 @@ class _Reader:
 
 
 def flag(command: tuple[str, ...], name: str) -> str:
-    """The value of a flag in a command line, in both ways to write it; empty if not there."""
+    """The value of a flag in a command line, in either syntax; empty if it is absent."""
     for at, word in enumerate(command):
         if word.startswith(f"{name}="):
             return word.removeprefix(f"{name}=")
@@ -217,7 +217,7 @@ def _note(names: dict[str, str], process: Process, name: str, told: object) -> N
 
 
 class _Whereabouts:
-    """Where targets are: by name, by address, and by the address and port of a service."""
+    """Finds the hosts of targets: by name, by address, by a service's address and port."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -231,9 +231,9 @@ class _Whereabouts:
             self._hosts.setdefault(name, self._hosts.get(str(address), []))
 
     def of(self, target: str, server: str) -> str:
-        """The host of a target; empty if none, or if several can be meant.
+        """The host of a target; empty if there is none, or several candidates.
 
-        An address may be there on both sides of the wall: a tunnel leads away from its server.
+        An address may exist on both sides of the wall: a tunnel leads away from its server.
         """
         found = self._hosts.get(_host_of(target), [])
         if len(found) > 1:
@@ -264,7 +264,7 @@ def _entries(shot: Mapping[str, object], key: str) -> Iterator[Mapping[str, obje
 def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if 0 <= value < MAX_NUMBER else None  # NaN compares false
+    return float(value) if 0 <= value < MAX_NUMBER else None  # comparisons with NaN are false
 
 
 def _whole(value: object) -> int | None:

@@ -1,8 +1,8 @@
-"""Draws a picture as SVG: self-contained, light or dark as the viewer likes it.
+"""Draws a picture as SVG: self-contained, with light and dark colours.
 
 Networks stand side by side with brick walls between them, links are tubes through the openings and
-tunnels are coloured lines in the tubes. Where things are is decided in picture_layout.py. Below the
-picture is a list of every link with its numbers and tunnels, and what the signs mean.
+tunnels are coloured lines in the tubes. picture_layout.py decides positions. Below the picture are
+a list of every link with its numbers and tunnels, and a legend.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LOOKS: tuple[StyleRule, ...] = (
     (".arrow", "fill: #a8694a; stroke: #a8694a; stroke-width: 1.5", ""),
     (".warn", "fill: #b25e00", "fill: #ffc56b"),
 )
-#: For tunnels, in turn; each is seen on both grounds.
+#: Colours of tunnels, used in turn; each is visible on both backgrounds.
 TUNNEL_COLORS = ("#e8590c", "#1c7ed6", "#2f9e44", "#ae3ec9", "#0c8599", "#e64980", "#b08900")
 
 SPREAD = 4.0
@@ -150,7 +150,7 @@ def _run(data: str, number: int, *, stalled: bool) -> Iterator[str]:
 
 
 def _tubes(routes: Sequence[WireRoute]) -> Iterator[str]:
-    """Draw links with their tunnels inside, layer by layer: where two meet, they are one pipe."""
+    """Draw links with their tunnels inside, layer by layer, so that crossing links join."""
     for kind, less in (("tube", 0.0), ("inside", 4.0)):
         for route in routes:
             ill = " ill" if route.wire.link and not route.wire.link.well else ""
@@ -171,12 +171,12 @@ def _tunnels(route: WireRoute) -> list[tuple[LiveTunnel, int]]:
 
 
 def _aside(route: WireRoute, at: int) -> float:
-    """How far from the middle of its tube a tunnel runs."""
+    """The distance of a tunnel from the middle of its tube."""
     return (at - (len(route.wire.colors) - 1) / 2) * LINE_GAP
 
 
 def _numbers(route: WireRoute) -> Iterator[str]:
-    """Write a link's numbers over and under it, and mark what is stalled on it."""
+    """Draw a link's numbers over and under it, and mark stalled tunnels."""
     wire, link = route.wire, route.wire.link
     if link is None:
         return
@@ -204,7 +204,7 @@ def _card(card: HostCard) -> Iterator[str]:
 
 
 def _opening(placed: PlacedLab, through: WallPassage) -> Iterator[str]:
-    """Write who may pass, with an arrow through the hole."""
+    """Draw the text of an opening, with an arrow through the hole."""
     gutter = placed.gutters[through.left]
     if through.opening is None or gutter.wall is None:
         return
@@ -222,7 +222,7 @@ def _opening(placed: PlacedLab, through: WallPassage) -> Iterator[str]:
 
 
 class WireRoute:
-    """The way of a line: from a card, through its slot, to another card."""
+    """The path of a line: from a card, through its slot, to another card."""
 
     def __init__(self, placed: PlacedLab, through: WallPassage, wire: Wire, y: float) -> None:
         left, right = placed.columns[wire.left.column], placed.columns[wire.right.column]
@@ -238,11 +238,11 @@ class WireRoute:
 
     @property
     def ends(self) -> tuple[tuple[float, float], tuple[float, float]]:
-        """Where it meets its cards."""
+        """The points where the line meets its cards."""
         return (self.x0, self.y0), (self.x0 if self.inside else self.x1, self.y1)
 
     def to_path(self, aside: float = 0.0) -> str:
-        """The path's data, or that of a line beside it."""
+        """The data of the path, or of a path beside it."""
         y0, y1, y = self.y0 + aside, self.y1 + aside, self.y + aside
         if self.inside:
             x, y1 = self.slot - 4 + aside, self.y1 - aside
@@ -261,7 +261,7 @@ def _at(x: float, y: float) -> str:
 
 
 def spread(routes: Sequence[WireRoute]) -> None:
-    """Let thin lines that go to one port end beside each other, in the order they come in."""
+    """Separate thin lines at a shared port, in order of arrival."""
     thin = sorted((one for one in routes if one.wire.link is None), key=lambda one: one.y)
     for first in (True, False):
         ports: dict[tuple[float, float], list[WireRoute]] = {}
@@ -278,7 +278,7 @@ def spread(routes: Sequence[WireRoute]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ListCell:
-    """A text of a row and how it is written."""
+    """A text of a row, and its style."""
 
     text: str
     style: str = "text"
@@ -327,7 +327,7 @@ def _link_row(link: LiveLink) -> ListRow:
 
 
 def _columns(rows: list[ListRow]) -> list[float]:
-    """Where the columns of the tunnels' rows begin."""
+    """The positions of the columns of tunnel rows."""
     starts = [MARGIN + SWATCH]
     for column in range(3):
         widest = max(
@@ -357,7 +357,7 @@ def _placed(rows: list[ListRow]) -> Iterator[tuple[ListRow, list[tuple[float, Li
 
 
 def list_size(picture: LabPicture) -> tuple[float, float]:
-    """How wide and how high the list is, without margins."""
+    """Width and height of the list, without margins."""
     rows = _rows(picture)
     ends = [
         x + text_width(cell.text, SIZE, cell.style) - MARGIN
@@ -370,7 +370,7 @@ def list_size(picture: LabPicture) -> tuple[float, float]:
 
 
 def links_list(picture: LabPicture, top: float, width: float) -> Iterator[str]:
-    """Draw the list, from ``top`` on."""
+    """Draw the list, starting at ``top``."""
     yield '<g class="list">'
     yield tag(
         "path", "", **{"class": "rule", "d": f"M{num(MARGIN)} {num(top)}H{num(width - MARGIN)}"}

@@ -1,8 +1,8 @@
 """Draws a picture with characters: networks below each other, the wall in rows between them.
 
 Links run down lanes at the right, through gaps in the wall; a host on several networks has a thin
-line there to each of the others. Below are the links with their tunnels, and the signs explained.
-Colours are for terminals, plain ASCII for those that cannot show anything else.
+line to each further network. Below are the links with their tunnels, and a legend. Colours are for
+terminals, plain ASCII for those that show nothing else.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIN_WIDTH = 60
 TUNNELS_SHOWN = 10
 MARKS = {ProcessMark.RUNNING: "●", ProcessMark.DEAD: "✗", ProcessMark.WAITING: "○"}
 
-# One cell for one cell; what is longer in ASCII is written by spell() before anything is measured.
+# Replacements of one cell by one cell; spell() does longer ones before anything is measured.
 ASCII_CELLS = str.maketrans(
     "┌┐└┘├┤┬┴┼╭╮╰╯╔╗╚╝╠╣╦╩╬╞╡╪─═│║▒●○✗…·▲▼",
     "+++++++++++++++++++++++++-=||#*ox~-^v",
@@ -42,7 +42,7 @@ Key = tuple[str, str, str]
 
 
 class Ink(Enum):
-    """What a cell is written with; the value is the SGR parameter of ECMA-48 §8.3.117."""
+    """The style of a cell; the value is the SGR parameter of ECMA-48 §8.3.117."""
 
     PLAIN = ""
     BOLD = "1"
@@ -55,7 +55,7 @@ class Ink(Enum):
 
 
 def spell(text: str, *, ascii: bool) -> str:
-    """Write a text in ASCII, if it has to be; it may become longer."""
+    """Write a text in ASCII if necessary, which may make it longer."""
     if not ascii:
         return text
     for sign, word in ASCII_WORDS.items():
@@ -64,12 +64,12 @@ def spell(text: str, *, ascii: bool) -> str:
 
 
 def cut(text: str, room: int) -> str:
-    """Shorten a text to the room there is."""
+    """Shorten a text to the available room."""
     return text if len(text) <= room else text[: max(room - 1, 0)] + "…"[:room]
 
 
 class Canvas:
-    """Rows of cells that grow as they are written on; what lies right of ``width`` is lost."""
+    """Rows of cells that grow as needed; cells beyond ``width`` are dropped."""
 
     def __init__(self, width: int) -> None:
         self.width = width
@@ -105,12 +105,12 @@ class Canvas:
 
 @dataclass(frozen=True, slots=True)
 class Pen:
-    """The signs of one kind of line, by the sides of a cell that it leaves by."""
+    """The characters of one kind of line, by the sides at which they leave a cell."""
 
     across: str
     down: str
-    corners: str  # in from the left: the top of a lane, its bottom, between
-    tees: str  # the same, and on to the right
+    corners: str  # from the left: the top of a lane, its bottom, the middle
+    tees: str  # the same, continuing to the right
     out: str  # out of a host's box
     through: str  # through a network's border
 
@@ -121,7 +121,7 @@ THIN = Pen("─", "│", "┐┘┤", "┬┴┼", "├", "┼")
 
 @dataclass(slots=True)
 class Lane:
-    """A line down the right side, and the rows in which something is joined to it."""
+    """A vertical line at the right side, and the rows that are joined to it."""
 
     pen: Pen
     ink: Ink
@@ -131,22 +131,22 @@ class Lane:
 
     @property
     def ends(self) -> tuple[int, int]:
-        """The first row and the last."""
+        """The first and the last row."""
         return min(self.rows), max(self.rows)
 
 
 def link_key(link: LiveLink) -> Key:
-    """What a link's two processes are joined by."""
+    """Identifies the connection of a link's two processes."""
     return ("link", link.server_process, link.agent_process)
 
 
 def place_key(host: str, network: str) -> Key:
-    """What a host and one of its further networks are joined by."""
+    """Identifies the connection of a host to one of its further networks."""
     return ("place", host, network)
 
 
 def lanes_of(picture: LabPicture, *, most: int) -> list[Lane]:
-    """The lanes that are needed: of links together by agent or server if there are too many."""
+    """The lanes; links are combined by agent or server if there are too many."""
     thin = [
         Lane(THIN, Ink.FAINT, frozenset({place_key(guest.host, guest.place.network)}))
         for network in picture.networks
@@ -182,8 +182,8 @@ def lanes_of(picture: LabPicture, *, most: int) -> list[Lane]:
 
 
 def draw_lanes(canvas: Canvas, lanes: Sequence[Lane], left: int) -> None:
-    """Draw lanes whose rows are known, right of the column ``left``."""
-    # Who begins first is outermost: then no lane crosses another's beginning.
+    """Draw lanes with known rows, right of the column ``left``."""
+    # The lane that begins first is outermost: then no lane crosses the start of another.
     lanes = sorted(
         (lane for lane in lanes if len(lane.rows) > 1),
         key=lambda lane: (lane.ends[0], -lane.ends[1]),
@@ -197,7 +197,7 @@ def draw_lanes(canvas: Canvas, lanes: Sequence[Lane], left: int) -> None:
             canvas.put(row, lane.column, lane.pen.down, lane.ink)
     for lane in lanes:
         for row in lane.rows:
-            # A lane that is only crossed goes under.
+            # A crossed lane is drawn underneath.
             canvas.put(row, left, lane.pen.across * (lane.column - left), lane.ink)
     for row in {row for lane in lanes for row in lane.rows}:
         here = [lane for lane in lanes if row in lane.rows]
@@ -213,7 +213,7 @@ INKS = {ProcessMark.RUNNING: Ink.GOOD, ProcessMark.DEAD: Ink.BAD, ProcessMark.WA
 
 @dataclass(frozen=True, slots=True)
 class HostLine:
-    """A line in a host's box, what it may be joined to, and what is said on the way there."""
+    """A line in a host's box, what it is joined to, and the text on the connection."""
 
     text: str
     ink: Ink = Ink.PLAIN
@@ -222,15 +222,15 @@ class HostLine:
 
 
 def draw(picture: LabPicture, *, width: int = 100, color: bool, ascii: bool = False) -> str:
-    """Draw a lab with characters, at most ``width`` of them in a row (and not below 60).
+    """Draw a lab with characters, at most ``width`` of them in a row (at least 60).
 
-    ``color`` is for terminals; ``ascii`` is for those that cannot show anything else.
+    ``color`` is for terminals; ``ascii`` is for terminals without other characters.
     """
     return _Drawing(picture, max(width, MIN_WIDTH), ascii=ascii).to_text(color=color)
 
 
 class _Drawing:
-    """One picture on its way to a canvas."""
+    """The state of drawing one picture on a canvas."""
 
     def __init__(self, picture: LabPicture, width: int, *, ascii: bool) -> None:
         self._picture = picture
@@ -260,7 +260,7 @@ class _Drawing:
             column += len(text)
         self._canvas.put(row, 0, "")
 
-    # The networks and their hosts.
+    # Networks and their hosts.
 
     def _network(self, network: DrawnNetwork) -> None:
         top = self._canvas.height
@@ -274,7 +274,7 @@ class _Drawing:
             lines = self._lines(host)
             size = self._box_width(host, lines)
             joined = any(self._joined(line.keys) for line in lines)
-            # Whatever has a line to the right gets a row of boxes for itself.
+            # Every host with a line to the right gets a row of its own.
             if column > 2 and (joined or column + size > self._box - 2):
                 row, column = bottom, 2
             self._host(host, lines, row, column, size)
@@ -312,7 +312,7 @@ class _Drawing:
         return [replace(line, text=self._spell(line.text)) for line in lines]
 
     def _links_of(self, process: str) -> tuple[frozenset[Key], tuple[str, ...]]:
-        """What a process is joined to; the agent's side of it has the numbers."""
+        """The connections of a process; the agent's side shows the numbers."""
         mine = [one for one in self._picture.links if one.agent_process == process]
         served = [one for one in self._picture.links if one.server_process == process]
         return frozenset(link_key(link) for link in (*mine, *served)), _notes(mine)
@@ -343,7 +343,7 @@ class _Drawing:
         self._join(row, 2 + len(text), HostLine("", keys=keys))
 
     def _join(self, row: int, column: int, line: HostLine) -> None:
-        """Draw the way out to the lanes, with what is said on it if there is room."""
+        """Draw a line's connection to the lanes, with its text if there is room."""
         lanes = self._joined(line.keys)
         if not lanes:
             return
@@ -357,10 +357,10 @@ class _Drawing:
         for lane in lanes:
             lane.rows.append(row)
 
-    # The wall, and what goes through it.
+    # The wall and its openings.
 
     def _wall(self, below: int) -> None:
-        """Draw the wall above a network, with the openings that begin or end just over it."""
+        """Draw the wall above a network, with the openings that begin or end just above it."""
         order = {one.name: at for at, one in enumerate(self._picture.networks)}
         openings = [
             one
@@ -377,7 +377,7 @@ class _Drawing:
             self._canvas.put(row, column, text)
             column += len(text) + 6
 
-    # Below the picture.
+    # The list below the picture.
 
     def _below(self) -> None:
         if self._picture.links:
@@ -426,7 +426,7 @@ def _opening(opening: DrawnOpening, order: dict[str, int]) -> str:
 
 
 def _notes(links: Sequence[LiveLink]) -> tuple[str, ...]:
-    """What is said on the way from an agent to its lanes: of one link, or of all together."""
+    """The text between an agent and its lanes: of one link, or of all together."""
     if len(links) < 2:
         return link_texts(links[0]) if links else ()
     known = [link.rtt_s for link in links if link.rtt_s is not None]

@@ -1,6 +1,6 @@
-"""A dialed tunnel as ordinary asyncio streams: its end is joined to one side of a socket pair.
+"""A dialed tunnel as asyncio streams: its end is joined to one side of a socket pair.
 
-So whatever asyncio can do with a socket, TLS inside a tunnel included, works with every dialer.
+Everything that asyncio does with a socket, including TLS inside a tunnel, works with every dialer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from isthmus.values import HostPort
 
 __all__ = ["Dialer", "Pipe", "TunnelResetError", "opened"]
 
-#: How long a target may take to close its side once we have closed ours.
+#: How long a target may take to close its side after this side was closed.
 GRACE_S = 1.0
 _LIMIT_BYTES = 512 * 1024
 
 
 class Pipe:
-    """A tunnel to a target; ``reader`` and ``writer`` once it is open."""
+    """A tunnel to a target; ``reader`` and ``writer`` exist once it is open."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -52,11 +52,11 @@ class Pipe:
 
     @property
     def broken(self) -> bool:
-        """The tunnel was reset, or lost."""
+        """Whether the tunnel was reset, or lost."""
         return self.ending not in (None, Ending.CLEAN)
 
     async def open(self, context: ssl.SSLContext | None = None, name: str = "") -> None:
-        """Make streams of it, with TLS inside if there is a context."""
+        """Open the streams, with TLS inside if there is a context."""
         self.reader, self.writer = await asyncio.open_connection(
             sock=self._given,
             limit=_LIMIT_BYTES,
@@ -66,7 +66,7 @@ class Pipe:
         self._opened = True
 
     async def read(self, size: int = _LIMIT_BYTES) -> bytes:
-        """Some bytes, or none at the clean end.
+        """Read some bytes; none at a clean end.
 
         Raises:
             OSError: the tunnel was reset.
@@ -77,19 +77,19 @@ class Pipe:
         return data
 
     def check(self) -> None:
-        """Say that the tunnel was reset, if it was.
+        """Raise an error if the tunnel was reset.
 
         Raises:
-            TunnelResetError: so it is.
+            TunnelResetError: the tunnel was reset.
         """
         if self.ending is not None and self.broken:
             raise TunnelResetError(self.ending.value)
 
     def close(self, *, politely: bool) -> None:
-        """End it: by half-closing and waiting for a while, or at once."""
+        """Close the tunnel: by a half-close with a grace period, or at once."""
         if self._opened:
-            # One that closes by itself, after an error or TLS's goodbye, must not be aborted:
-            # CPython 3.11 trips over it when it has just finished.
+            # A transport that closes by itself, after an error or TLS's close_notify, must not be
+            # aborted: CPython 3.11 raises an error if it has just finished.
             if not self.writer.transport.is_closing():
                 self.writer.transport.abort()
         else:
@@ -114,11 +114,11 @@ async def opened(
     context: ssl.SSLContext | None = None,
     name: str = "",
 ) -> AsyncIterator[Pipe]:
-    """Give a tunnel to a target, and end it afterwards; with a context, TLS is spoken in it.
+    """Open a tunnel to a target for the block; with a context, TLS is used inside.
 
     Raises:
         DialError: the target was not reached.
-        OSError: it does not speak TLS, or the tunnel was reset while it was used.
+        OSError: TLS failed, or the tunnel was reset while it was used.
     """
     pipe = Pipe(await reach_by(dialer, target, timeout_s), poller)
     worked = False
@@ -127,7 +127,7 @@ async def opened(
         yield pipe
         worked = True
     except Exception:
-        pipe.check()  # whatever failed, a reset is why
+        pipe.check()  # whatever failed, a reset is the cause
         raise
     finally:
         pipe.close(politely=worked)

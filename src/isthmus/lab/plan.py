@@ -1,8 +1,8 @@
-"""What a lab is in the kernel: names, settings, routes, hosts files and firewall rules.
+"""Plans a lab in the kernel: names, sysctls, routes, hosts files and firewall rules.
 
-Pure: fabric.py makes what is planned here, and removal.py finds it again by its prefix. Rules are
-texts for nft, or for iptables-restore and ip6tables-restore. They have only addresses, CIDRs and
-port numbers of the topology in them, never a text that somebody wrote.
+Pure: fabric.py carries the plan out, and removal.py finds the result by its prefix. Rules are input
+for nft, or for iptables-restore and ip6tables-restore. They contain only addresses, CIDRs and port
+numbers of the topology, never free text.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from isthmus.lab.topology import (
 )
 
 PREFIX = "isthmus-lab-"
-#: The host that is no host: the firewall between the networks.
+#: The name that stands for the firewall between the networks; no host can have it.
 WALL = "wall"
 _ANYWHERE = {4: "0.0.0.0", 6: "::"}
 
-# Of every namespace, by IP version. What is "default" is for links that are made later.
+# Sysctls of every namespace, by IP version. "default" applies to links that are created later.
 _SETTINGS = {
     4: {
-        "net.ipv4.conf.all.rp_filter": "0",  # answers may come by another way than questions
+        "net.ipv4.conf.all.rp_filter": "0",  # replies may take another path than requests
         "net.ipv4.conf.default.rp_filter": "0",
     },
     6: {
         "net.ipv6.conf.all.disable_ipv6": "0",
         "net.ipv6.conf.default.disable_ipv6": "0",
-        "net.ipv6.conf.default.accept_dad": "0",  # nobody else is here: usable at once
+        "net.ipv6.conf.default.accept_dad": "0",  # addresses are unique: usable at once
         "net.ipv6.conf.default.accept_ra": "0",
         "net.ipv6.conf.default.accept_redirects": "0",
     },
@@ -47,12 +47,12 @@ _SETTINGS = {
 _FORWARDING = {
     4: {
         "net.ipv4.ip_forward": "1",
-        "net.ipv4.conf.all.send_redirects": "0",  # routes are as the topology says
+        "net.ipv4.conf.all.send_redirects": "0",  # routes are those of the topology
         "net.ipv4.conf.default.send_redirects": "0",
     },
     6: {"net.ipv6.conf.all.forwarding": "1"},
 }
-# A rejected connection is told so each time, not the first six within a second.
+# Every rejected connection gets an ICMP error, not only the first six within a second.
 _WALL_SETTINGS = {
     4: {
         "net.ipv4.icmp_ratemask": "0",
@@ -76,22 +76,22 @@ Place = IpAddress | IpNetwork
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of one lab's things: the same for everybody who knows its token.
+    """The names of a lab's objects, derived from its token.
 
-    Namespaces have the token in their names. Bridges and ports are inside the wall's, where nobody
-    else is, and do without; an interface's name has at most 15 characters.
+    Names of namespaces contain the token. Bridges and ports are inside the wall's namespace and do
+    not need it; an interface's name has at most 15 characters.
     """
 
     token: str
 
     @property
     def prefix(self) -> str:
-        """What the name of every namespace of this lab begins with, and of no other's."""
+        """The prefix of the names of all namespaces of this lab, and of no other lab."""
         return f"{PREFIX}{self.token}-"
 
     @property
     def wall(self) -> str:
-        """The namespace that holds the networks and stands between them."""
+        """The namespace that has the bridges of the networks and separates them."""
         return self.prefix + WALL
 
     def host(self, name: str) -> str:
@@ -105,22 +105,22 @@ class Names:
         return self.prefix + name
 
     def bridge(self, network: str) -> str:
-        """The bridge of a network, in the wall: called as the interfaces of its hosts."""
+        """The bridge of a network, in the wall; named like the interfaces of its hosts."""
         return network
 
     def port(self, host: str, network: str) -> str:
         """The wall's side of a host's link to a network."""
-        # A digest, since two names do not fit; of the host's just enough is kept to read it.
-        # A NUL is in no name, so that no two pairs are the same text.
+        # A digest, because two names are too long; the start of the host's name keeps it readable.
+        # No name contains a NUL, so no two pairs have the same text.
         digest = hashlib.sha256(f"{host}\0{network}".encode()).hexdigest()
         return f"{host[:4]}-{digest[:10]}"
 
 
 def addresses_seen(topology: Topology, asking: str, host: str) -> tuple[IpAddress, ...]:
-    """The addresses of a host in the order in which another, or it itself, should try them.
+    """The addresses of a host, in the order in which another host, or itself, should try them.
 
-    Those on a network that both are on come first, then those on networks with a gateway, then the
-    others, its loopback's last; for the host itself, they come as the topology has them.
+    Those on a shared network come first, then those on networks with a gateway, then the others,
+    loopback addresses last; for the host itself they are in the topology's order.
     """
     near = {at.network for at in topology.host(asking).attachments}
 
@@ -142,9 +142,9 @@ def shared_addresses(topology: Topology, asking: str, host: str) -> tuple[IpAddr
 
 
 def hosts_file(topology: Topology, host_name: str) -> str:
-    """Write the /etc/hosts of one host: every host of the lab, then the topology's own names.
+    """The /etc/hosts of one host: every host of the lab, then the topology's own names.
 
-    A host that cannot be reached is there too: its name has to resolve for the connection to fail.
+    Unreachable hosts are included: a name has to resolve for the connection to fail.
     """
     lines = ["127.0.0.1 localhost", "::1 localhost ip6-localhost ip6-loopback"]
     for host in topology.hosts:
@@ -155,7 +155,7 @@ def hosts_file(topology: Topology, host_name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """A route: ``to`` goes to the address ``via``, or without one to whoever is on ``link``."""
+    """A route: ``to`` by the gateway ``via``, or without one directly on ``link``."""
 
     to: IpNetwork
     via: IpAddress | None = None
@@ -163,7 +163,7 @@ class Hop:
 
 
 def versions(topology: Topology) -> tuple[int, ...]:
-    """The IP versions that a topology has addresses of."""
+    """The IP versions of the topology's addresses."""
     networks = {cidr.version for network in topology.networks for cidr in network.cidrs}
     others = {one.version for host in topology.hosts for one in host.addresses}
     return tuple(sorted(networks | others))
@@ -176,7 +176,7 @@ def wall_settings(topology: Topology) -> dict[str, str]:
 
 
 def host_settings(topology: Topology, host: LabHost) -> dict[str, str]:
-    """The sysctls of a host, to be set before it has links: the topology's own come last."""
+    """The sysctls of a host, to be set before it has links; the topology's own come last."""
     routers = {route.via for one in topology.hosts for route in one.routes}
     routers |= {network.behind for network in topology.networks}
     forwards = bool(host.services) or host.name in routers
@@ -192,21 +192,21 @@ def _merged(tables: Iterable[dict[str, str]]) -> dict[str, str]:
 
 
 def host_routes(topology: Topology, host: LabHost) -> list[Hop]:
-    """The routes of a host, but those to its own networks.
+    """The routes of a host, except those to its own networks.
 
     Raises:
-        ConfigError: the host that a route goes by is on none of its networks.
+        ConfigError: a gateway is on none of the host's networks.
     """
     hops = list(_cable_hops(topology, host))
     for version in versions(topology):
         gateway = _gateway(topology, host, version)
         anywhere = ip_network((_ANYWHERE[version], 0))
         if any(route.to == anywhere for route in host.routes):
-            continue  # the topology knows better
+            continue  # the topology's own route wins
         if gateway is not None:
             hops.append(Hop(anywhere, gateway))
             continue
-        # Translation comes after routing: a service needs some way out to be sent at all.
+        # DNAT comes after routing: without a route to a service its packets are not sent at all.
         link = next((at.network for at in host.attachments if _has(at, version)), "")
         services = dict.fromkeys(one.address for one in host.services)
         here = (one for one in services if link and one.version == version)
@@ -238,7 +238,7 @@ def _gateway(topology: Topology, host: LabHost, version: int) -> IpAddress | Non
 
 
 def _cable_hops(topology: Topology, host: LabHost) -> Iterator[Hop]:
-    """The way to the router, for who has a cable to it and no network around."""
+    """The routes to the router, for a host that is attached by a cable instead of a network."""
     for at in host.attachments:
         network = topology.network(at.network)
         if network.behind and network.behind != host.name and not network.bridge:
@@ -248,13 +248,13 @@ def _cable_hops(topology: Topology, host: LabHost) -> Iterator[Hop]:
 
 
 def owner_addresses(topology: Topology, network: LabNetwork) -> tuple[IpAddress, ...]:
-    """The addresses on a network of the host that it is behind."""
+    """The addresses of a network's router host on that network."""
     places = topology.host(network.behind).attachments
     return next(at.addresses for at in places if at.network == network.name)
 
 
 def ports_of(topology: Topology, owner: str) -> dict[tuple[str, str], str]:
-    """What a host calls its ends of the cables of networks behind it, by host and network."""
+    """The names of a host's ends of the cables of networks behind it, by host and network."""
     counts: Counter[str] = Counter()
     found = {}
     for network in topology.networks:
@@ -271,7 +271,7 @@ def _has(at: Attachment, version: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FirewallLoad:
-    """A command, to be run inside the namespace, and the rules that it reads."""
+    """A command to run in the namespace, and the rules for its standard input."""
 
     argv: tuple[str, ...]
     rules: str
@@ -279,7 +279,7 @@ class FirewallLoad:
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """One allowed way, of one family; without ports, everything may go it."""
+    """One allowed pair of one IP family; without ports all protocols are allowed."""
 
     version: int
     sources: tuple[Place, ...]
@@ -288,7 +288,7 @@ class _Pass:
 
 
 def wall_rules(topology: Topology, firewall: str) -> list[FirewallLoad]:
-    """The rules of the wall: default deny between networks and to itself, as allowed otherwise."""
+    """The rules of the wall: default deny between networks and to itself, with exceptions."""
     if firewall == NFT:
         return [FirewallLoad(("nft", "-f", "-"), _wall_nft(topology))]
     return [
@@ -297,7 +297,7 @@ def wall_rules(topology: Topology, firewall: str) -> list[FirewallLoad]:
 
 
 def service_rules(topology: Topology, host: LabHost, firewall: str) -> list[FirewallLoad]:
-    """The rules of a host's services; none if it has none.
+    """The rules of a host's services; empty if it has none.
 
     Raises:
         ConfigError: a service leads to a host without an address of its family.
@@ -312,7 +312,7 @@ def service_rules(topology: Topology, host: LabHost, firewall: str) -> list[Fire
 
 
 def backend(topology: Topology, host: LabHost, service: LabService) -> IpAddress:
-    """The address that a host sends a service's connections to.
+    """The address to which a host translates a service.
 
     Raises:
         ConfigError: the service's host has no address of its family.
@@ -418,7 +418,7 @@ def _matches(one: _Pass) -> Iterator[str]:
             ends = f"-s {source} -d {target}"
             if not one.ports:
                 yield ends
-            # One by one: multiport takes no more than fifteen.
+            # One rule per port: multiport takes at most fifteen.
             for port in one.ports:
                 yield f"{ends} -p tcp -m tcp --dport {port}"
 
@@ -432,8 +432,8 @@ def _services_iptables(ways: Sequence[tuple[LabService, IpAddress]], version: in
             what = f"-d {one.address} -p tcp -m tcp --dport {one.port}"
             where = f"-j DNAT --to-destination {_authority(to, one.to_port)}"
             lines += [f"-A {chain} {what} {where}" for chain in ("PREROUTING", "OUTPUT")]
-    # Answers have to come back through here, or nobody would translate them back; and what the
-    # host itself sends has the address of the way that it would have taken.
+    # Replies have to come back through this host to be translated back; and the host's own packets
+    # have the source address of the path without translation.
     lines.append("-A POSTROUTING ! -o lo -m conntrack --ctstate DNAT -j MASQUERADE")
     return _restored(lines)
 

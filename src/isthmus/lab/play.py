@@ -1,4 +1,4 @@
-"""The lab's commands without their words: run a topology, bring it up, take it down, look at it."""
+"""The work of the lab's commands: run a topology, bring it up, take it down, show it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LOOK_AGAIN_S = 0.05
 
 
 class Display(Protocol):
-    """Who is told what happens while it happens."""
+    """Receives progress."""
 
     def doing(self, what: str) -> None: ...
 
@@ -44,7 +44,7 @@ class Display(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunReport:
-    """A run: what was seen of each step, and whether all of it was as it should be."""
+    """A run: the result of each step, and the overall verdict."""
 
     topology: str
     token: str
@@ -57,13 +57,13 @@ class RunReport:
 
     @property
     def held(self) -> bool:
-        """Whether every step was done and held, and no program failed."""
+        """Whether every step was performed and held, and no program failed."""
         return all(seen.held for seen in self.steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """What the user asked for besides the topology."""
+    """The user's options besides the topology."""
 
     firewall: str = ""
     without: tuple[str, ...] = ()
@@ -72,22 +72,22 @@ class RunOptions:
 
 
 def need_root() -> None:
-    """Say so if there is no root.
+    """Check for root.
 
     Raises:
-        ConfigError: network namespaces cannot be made.
+        ConfigError: this process cannot create network namespaces.
     """
     if os.geteuid() != 0:
-        raise ConfigError("isthmus lab needs root, to make network namespaces; use sudo")
+        raise ConfigError("isthmus lab needs root to create network namespaces: use sudo")
 
 
 def run(name: str, wishes: RunOptions, display: Display) -> RunReport:
-    """Bring a topology up, do its steps, and take it down.
+    """Bring a topology up, perform its steps, and take it down.
 
     Raises:
-        ConfigError: the topology is wrong, or this machine cannot have it.
-        LabError: a program did not come up.
-        ToldToStopError: a signal came.
+        ConfigError: the topology is invalid, or this machine cannot build it.
+        LabError: a program did not start.
+        ToldToStopError: a signal arrived.
     """
     need_root()
     topology, source, built = _load(name, wishes, display)
@@ -173,13 +173,13 @@ def _perform(stage: LabStage, steps: Sequence[LabStep], display: Display) -> lis
         done[number - 1] = seen
         display.seen(number, len(steps), seen)
         if broken:
-            break  # the rest makes no sense without it
+            break  # later steps depend on this one
     stage.wait(0)
     return [*done, *_unasked(stage)]
 
 
 def _unasked(stage: LabStage) -> list[StepResult]:
-    """The programs that failed though no step made them."""
+    """The programs that failed on their own."""
     return [
         StepResult(
             source="", what=name, through="", expected="runs",
@@ -191,10 +191,10 @@ def _unasked(stage: LabStage) -> list[StepResult]:
 
 
 def up(name: str, wishes: RunOptions, display: Display) -> Lab:
-    """Bring a topology up and leave it there.
+    """Bring a topology up and leave it.
 
     Raises:
-        ConfigError, LabError, ToldToStopError: as ``run``; nothing is left behind.
+        ConfigError, LabError, ToldToStopError: as in ``run``; nothing is left behind.
     """
     need_root()
     topology, source, built = _load(name, wishes, display)
@@ -215,7 +215,7 @@ def up(name: str, wishes: RunOptions, display: Display) -> Lab:
 
 
 def down(labs: Iterable[Lab]) -> None:
-    """Take labs away; one that a command is at work on is asked to end first.
+    """Take labs down; a command that works on one is asked to end first.
 
     Raises:
         ConfigError: that command does not end.
@@ -223,13 +223,13 @@ def down(labs: Iterable[Lab]) -> None:
     need_root()
     for lab in labs:
         _end_owner(lab)
-        with lab.owned():  # or it is gone by now, which is as well
+        with lab.owned():  # if the lab is gone by now, remove() does nothing
             removal.remove(lab.token)
 
 
 def _end_owner(lab: Lab) -> None:
-    """Ask the command that works on a lab to end, and end it if it does not."""
-    # One that was stopped hears nothing until it goes on.
+    """Ask the command that works on a lab to end, and kill it if it does not."""
+    # A stopped process handles SIGTERM only once it continues.
     for numbers in ((signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
         give_up_at = time.monotonic() + _OWNER_TIMEOUT_S
         if not (owner := lab.owner):
@@ -240,24 +240,24 @@ def _end_owner(lab: Lab) -> None:
         while lab.owner and time.monotonic() < give_up_at:
             time.sleep(_LOOK_AGAIN_S)
     if owner := lab.owner:
-        raise ConfigError(f"lab {lab.token}: process {owner} works on it and does not end")
+        raise ConfigError(f"lab {lab.token}: process {owner} is working on it and does not end")
 
 
 def topology_of(lab: Lab) -> Topology:
-    """The topology of a lab, as it was when it was made.
+    """The topology of a lab, as it was when the lab was built.
 
     Raises:
-        ConfigError: the lab is not whole.
+        ConfigError: the lab is incomplete.
     """
     read = reading.read(lab.source, name=lab.topology, source=f"lab {lab.token}")
     return fabric.effective(read)[0]
 
 
 def look(lab: Lab) -> tuple[Topology, LiveState]:
-    """See what runs in a lab, and what its servers and agents say of themselves.
+    """The state of a lab: its processes, and the snapshots of its servers and agents.
 
     Raises:
-        ConfigError: the lab is not whole.
+        ConfigError: the lab is incomplete.
     """
     need_root()
     topology = topology_of(lab)
@@ -267,14 +267,14 @@ def look(lab: Lab) -> tuple[Topology, LiveState]:
             picture = snapshot(stage, process)
             if picture is not None:
                 snapshots[process.name] = picture
-            # Started by hand it has left no number, and answers all the same.
+            # A process started by hand has no pid file, but answers all the same.
             if picture is not None or was_started(lab, process):
                 running[process.name] = picture is not None or runs(lab, process)
     return topology, LiveState(running=running, snapshots=snapshots)
 
 
 def shell_command(lab: Lab, host: str, words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    """Write the command that runs words on a host, a shell if there are none; its environment.
+    """The command that runs words on a host, by default a shell; and its environment.
 
     Raises:
         ConfigError: there is no such host.
@@ -286,7 +286,7 @@ def shell_command(lab: Lab, host: str, words: Sequence[str]) -> tuple[list[str],
     if topology.builds:
         _look_in(str(target.directory) for target in PROGRAMS)
     variables = for_people(lab, topology)
-    own = Path(sys.executable).parent  # where isthmus is, if it was installed with this Python
+    own = Path(sys.executable).parent  # where isthmus is, if installed with this Python
     variables |= {
         "LAB": str(lab.directory),
         "PATH": f"{own}{os.pathsep}{variables.get('PATH', os.defpath)}",

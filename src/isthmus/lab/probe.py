@@ -1,7 +1,7 @@
-"""The probe of a host: a process that makes attempts there, as it is asked to.
+"""The probe of a host: a process that makes attempts there on request.
 
 ``python -m isthmus.lab.probe`` reads requests from stdin and writes answers to stdout, each one
-line of JSON. Answers come in any order and have the request's ``id``. Who asks is prober.py.
+line of JSON. Answers come in any order and have the request's ``id``. prober.py is the other side.
 
     {"id": 1, "do": "attempt", "attempt": {…}, "way": {…} | null, "tls": {…}}
         → {"id": 1, "outcome": {…}}
@@ -13,7 +13,7 @@ line of JSON. Answers come in any order and have the request's ``id``. Who asks 
     {"id": 4, "do": "traffic-end", "name": "…"}
         → {"id": 4, "count": {…}}
 
-What cannot be done is answered with ``error``, a sentence, and ``errno`` where there is one. It
+The answer to a failed request has ``error``, a message, and ``errno`` if there is one. The probe
 ends when stdin does, or by SIGTERM.
 """
 
@@ -60,7 +60,7 @@ MOST_LINE_BYTES = 4 * 1024 * 1024
 
 
 class HostProbe:
-    """Does what the requests say, all at once."""
+    """Executes requests concurrently."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, answer: Callable[[Json], None]) -> None:
         self._loop = loop
@@ -79,7 +79,7 @@ class HostProbe:
         try:
             request = as_object(json.loads(line))
         except (ValueError, RecursionError) as exc:
-            self._answer({"id": None, "error": f"not a request: {exc}"})
+            self._answer({"id": None, "error": f"invalid request: {exc}"})
             return
         task = self._loop.create_task(self._serve(request), name=f"request:{request.get('do')}")
         self._tasks.add(task)
@@ -107,7 +107,7 @@ class HostProbe:
             answer = {"error": f"the request has no {exc}"}
         except (IsthmusError, attempts.WrongAnswerError, ValueError, TypeError) as exc:
             answer = {"error": str(exc) or type(exc).__name__}
-        except Exception as exc:  # whatever it is, who asked waits for an answer
+        except Exception as exc:  # any error: the requester waits for an answer
             answer = {"error": f"{type(exc).__name__}: {exc}"}
         self._answer({"id": request.get("id"), **answer})
 
@@ -125,7 +125,7 @@ class HostProbe:
                 count = await self._traffic.pop(str(request["name"])).end()
                 return {"count": asdict(count)}
             case other:
-                raise ValueError(f"nobody knows how to do {other!r}")
+                raise ValueError(f"unknown request {other!r}")
 
     async def _fetch(self, request: Json) -> Json:
         page = attempts.PageUrl.parse(str(request["url"]))
@@ -141,7 +141,7 @@ class HostProbe:
     def _start_traffic(self, request: Json) -> Json:
         name = str(request["name"])
         if name in self._traffic:
-            raise ValueError(f"traffic {name!r} runs already")
+            raise ValueError(f"traffic {name!r} is already running")
         asked = [
             (read_attempt(one["attempt"]), self._means(request, one.get("way")))
             for one in request["attempts"]
@@ -160,7 +160,7 @@ class HostProbe:
         )
 
     def _through(self, way: LabFrontend, tls: ProbeTlsFiles) -> Dialer:
-        # Only what is asked for is imported: most probes never speak gRPC.
+        # Imported on demand: most probes never speak gRPC.
         from isthmus.dial.dialers.through_server import ServerPlace
 
         alpn = "" if way.protocol is FrontendProtocol.HTTP_CONNECT else "h2"
@@ -175,7 +175,7 @@ class HostProbe:
         return ConnectDialer(self._loop, self._poller, self._resolver, place)
 
     def _shared_dialer(self, way: LabFrontend, tls: ProbeTlsFiles, place: ServerPlace) -> Dialer:
-        """Give the one of this way: it keeps its connection to the server for the next attempt."""
+        """The dialer of this way, shared by attempts: it keeps its connection to the server."""
         from isthmus.dial.dialers.through_grpc import GrpcDialer, PayloadDialer
 
         found = self._shared_dialers.get((way, tls))
@@ -209,12 +209,12 @@ def _context(tls: ProbeTlsFiles, alpn: str, stamp: tuple[int, ...]) -> ssl.SSLCo
 
 
 async def serve(stdin: int, stdout: int) -> None:
-    """Serve requests until there are no more, or SIGTERM comes."""
+    """Serve requests until stdin ends, or SIGTERM arrives."""
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
     probe = HostProbe(loop, partial(_write, stdout))
     loop.add_signal_handler(signal.SIGTERM, over.set)
-    # A thread, since stdin may be anything; asyncio reads pipes only.
+    # A thread, because stdin may be a file; asyncio reads only pipes.
     reading = threading.Thread(
         target=_read, args=(stdin, loop, probe, over), name="requests", daemon=True
     )
@@ -229,20 +229,20 @@ def _read(
     stdin: int, loop: asyncio.AbstractEventLoop, probe: HostProbe, over: asyncio.Event
 ) -> None:
     kept = b""
-    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the loop has ended before us
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the loop has already ended
         while data := os.read(stdin, 64 * 1024):
             *lines, kept = (kept + data).split(b"\n")
             for line in lines:
                 if line.strip():
                     loop.call_soon_threadsafe(probe.take, line)
             if len(kept) > MOST_LINE_BYTES:
-                break  # no request; and what follows cannot be understood
+                break  # a request is too long, and its rest cannot be parsed
         loop.call_soon_threadsafe(over.set)
 
 
 def _write(stdout: int, answer: Json) -> None:
     left = json.dumps(answer).encode() + b"\n"
-    with contextlib.suppress(BrokenPipeError):  # nobody wants it: stdin ends next
+    with contextlib.suppress(BrokenPipeError):  # the requester is gone: stdin ends next
         while left:
             left = left[os.write(stdout, left) :]
 

@@ -1,6 +1,6 @@
-"""What a probe and its prober say to each other: values, and the JSON of them.
+"""The messages between a probe and its prober: values, and their JSON.
 
-The requests are listed in probe.py.
+probe.py lists the requests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeTlsFiles:
-    """What a probe shows and trusts: at a way by TCP, and at https targets."""
+    """The certificates of a probe: for frontends by TCP, and for https targets."""
 
     ca_cert: str
     client_cert: str
@@ -25,10 +25,10 @@ class ProbeTlsFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptOutcome:
-    """One attempt: ``failing`` is None when it worked, ``said`` is what was seen, in one line.
+    """The outcome of one attempt: ``failing`` is None on success, ``said`` is one line.
 
-    ``said`` is the page's first line, or the error in the system's words; ``bytes`` are those that
-    were moved, ``took_s`` is the time of the attempt.
+    ``said`` is the page's first line, or the error in the system's words; ``bytes`` is the number
+    of bytes moved, ``took_s`` the duration.
     """
 
     failing: AttemptFailure | None
@@ -48,7 +48,7 @@ class AttemptOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficCount:
-    """What became of background traffic; ``failed`` is counted by what was seen."""
+    """The result of background traffic; ``failed`` counts failures by their text."""
 
     worked: int
     failed: Mapping[str, int]
@@ -60,7 +60,7 @@ class TrafficCount:
 
 
 def as_object(value: object) -> Json:
-    """Check that it is a JSON object.
+    """Check that a value is a JSON object.
 
     Raises:
         ValueError: it is not.
@@ -71,16 +71,16 @@ def as_object(value: object) -> Json:
 
 
 def read_attempt(value: object) -> LabAttempt:
-    """Read what write_attempt wrote.
+    """Read the result of write_attempt.
 
     Raises:
-        ValueError, TypeError: it is no attempt.
+        ValueError, TypeError: the value is not an attempt.
     """
     fields = as_object(value)
     made = LabAttempt(**{**fields, "verb": Verb(fields.get("verb"))})
     for number in (made.timeout_s, made.seconds, made.bytes):
         if not isinstance(number, int | float) or not 0 <= number < 1e12:
-            raise ValueError(f"not a size or a time: {number!r}")
+            raise ValueError(f"invalid size or time: {number!r}")
     return made
 
 
@@ -89,10 +89,10 @@ def write_attempt(attempt: LabAttempt) -> Json:
 
 
 def read_way(value: object) -> LabFrontend:
-    """Read what write_way wrote.
+    """Read the result of write_way.
 
     Raises:
-        ValueError, TypeError: it is no way.
+        ValueError, TypeError: the value is not a frontend.
     """
     fields = as_object(value)
     return LabFrontend(

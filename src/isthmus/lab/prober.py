@@ -1,6 +1,6 @@
-"""The runner's side of a probe: starts it in a namespace, asks it, and waits for its answers.
+"""The runner's side of a probe: starts it in a namespace, sends requests, and awaits answers.
 
-Plain blocking code, for any thread. What a probe does is probe.py.
+Plain blocking code, for any thread. probe.py is the other side.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ from isthmus.lab.probe_messages import (
 from isthmus.lab.python import module
 from isthmus.lab.topology import LabAttempt, LabFrontend, Traffic
 
-#: What a probe may take for an answer besides what it was given for the thing itself; on a busy
-#: machine its start is in there, too.
+#: The extra time for an answer, beyond the request's own time limit; on a busy machine this
+#: includes the probe's start.
 ANSWER_S = 15.0
 _END_S = 2.0
 
 
 class ProbeLostError(OSError):
-    """The probe is gone, or does not answer."""
+    """The probe has ended, or does not answer."""
 
 
 class Prober:
-    """A probe that runs in a namespace, or right here when that is None."""
+    """A probe that runs in a namespace, or in the present one if that is None."""
 
     def __init__(
         self, namespace: str | None, *, tls: ProbeTlsFiles, log: Path | None = None
     ) -> None:
         self._where = namespace or "here"
         self._tls = asdict(tls)
-        self._lock = threading.Lock()  # of what is known; never held while something blocks
+        self._lock = threading.Lock()  # guards the state; never held while blocking
         self._sending = threading.Lock()
         self._ids = itertools.count(1)
         self._waiting: dict[int, Future[Json]] = {}
@@ -67,21 +67,21 @@ class Prober:
         return f"<Prober {self._where}, process {self._process.pid}>"
 
     def attempt(self, attempt: LabAttempt, way: LabFrontend | None) -> AttemptOutcome:
-        """Make an attempt, directly or by a way whose placeholders are filled in.
+        """Make an attempt, directly or by a frontend whose placeholders are filled in.
 
         Raises:
             ProbeLostError: there is no answer.
-            ValueError: the attempt makes no sense to the probe.
+            ValueError: the probe rejected the attempt.
         """
         request = {"do": "attempt", "attempt": write_attempt(attempt), "way": write_way(way)}
         answer = self._ask(request, attempt.timeout_s + attempt.seconds)
         return read_outcome(answer["outcome"])
 
     def fetch(self, url: str, *, timeout_s: float) -> tuple[int, str]:
-        """Get a page from there: its status and its text.
+        """Get a page from the probe's host: its status and its text.
 
         Raises:
-            OSError: there is none, in the system's words; ProbeLostError when the probe is gone.
+            OSError: the page is unreachable; ProbeLostError if the probe has ended.
         """
         try:
             answer = self._ask({"do": "fetch", "url": url, "timeout_s": timeout_s}, timeout_s)
@@ -90,11 +90,11 @@ class Prober:
         return int(answer["status"]), str(answer["body"])
 
     def start_traffic(self, traffic: Traffic, ways: Mapping[str, LabFrontend]) -> None:
-        """Begin attempts in the background; ``ways`` are those that ``through`` names.
+        """Start background attempts; ``ways`` are the frontends that ``through`` names.
 
         Raises:
             ProbeLostError: there is no answer.
-            ValueError: traffic of this name runs already, or makes no sense to the probe.
+            ValueError: traffic of this name is running, or the probe rejected it.
         """
         attempts = [
             {
@@ -114,7 +114,7 @@ class Prober:
         self._traffic_s[traffic.name] = max(one.timeout_s + one.seconds for one in traffic.attempts)
 
     def end_traffic(self, name: str) -> TrafficCount:
-        """End it, when what is under way is done, and count.
+        """End background traffic once attempts in progress are done, and count.
 
         Raises:
             ProbeLostError: there is no answer.
@@ -125,7 +125,7 @@ class Prober:
         return TrafficCount(**answer["count"])
 
     def close(self) -> None:
-        """End the probe; whoever still waits hears that it is gone."""
+        """End the probe; pending requests fail."""
         process = self._process
         self._lose("it was closed")
         if self._sending.acquire(timeout=_END_S):
@@ -138,13 +138,13 @@ class Prober:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_S)
                 break
-        # A grandchild that kept the pipe would keep the reader: it is a daemon, so let it be.
+        # A grandchild that inherited the pipe keeps the reader alive: it is a daemon thread.
         self._reader.join(_END_S)
         if not self._reader.is_alive():
             assert process.stdout is not None
             process.stdout.close()
 
-    # Asking.
+    # Requests.
 
     def _ask(self, request: Json, lasting_s: float) -> Json:
         id_ = next(self._ids)
@@ -166,7 +166,7 @@ class Prober:
         return _checked(answer)
 
     def _send(self, line: bytes) -> None:
-        """Write a request, whole, to a probe that reads."""
+        """Write a whole request, to a probe that reads."""
         give_up_at = time.monotonic() + ANSWER_S
         if not self._sending.acquire(timeout=ANSWER_S):
             raise TimeoutError
@@ -177,12 +177,12 @@ class Prober:
             room.register(stdin, select.POLLOUT)
             while line:
                 if not room.poll(max(0.0, give_up_at - time.monotonic()) * 1000):
-                    self._lose("it does not read")  # and has perhaps half a line
+                    self._lose("it does not read its input")  # and may have got half a line
                     raise TimeoutError
                 with contextlib.suppress(BlockingIOError):
                     line = line[os.write(stdin, line) :]
         except (BrokenPipeError, ValueError):
-            return  # it is gone, or closed: whoever saw that tells
+            return  # the probe has ended, or was closed: the reader reports it
         finally:
             self._sending.release()
 
@@ -199,7 +199,7 @@ class Prober:
                 id_ = answer["id"]
             except (ValueError, TypeError, KeyError):
                 continue
-            with self._lock:  # also while it is told: _lose() may be in another thread
+            with self._lock:  # as another thread may call _lose()
                 waiting = self._waiting.get(id_)
                 if waiting is not None and not waiting.done():
                     waiting.set_result(answer)

@@ -1,7 +1,7 @@
-"""The programs of a lab: started on their hosts, signalled, found again by who did not start them.
+"""The programs of a lab: started on their hosts, signalled, and found again by other commands.
 
-A program outlives its starter, since ``lab up`` ends and the lab goes on; what ends them all is
-removal.py. Their output goes to ``logs/`` in the lab's directory.
+Programs outlive their starter, because ``lab up`` ends and the lab stays; removal.py ends them.
+Their output goes to ``logs/`` in the lab's directory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PROXIES = {f"{of}_proxy" for of in ("http", "https", "no", "all")}
 
 
 def environment(token: str, **more: str) -> dict[str, str]:
-    """Our own environment with the lab's mark; a proxy of this machine is not in the lab."""
+    """This process's environment with the lab's mark, and without proxy settings."""
     kept = {name: value for name, value in os.environ.items() if name.lower() not in _PROXIES}
     return {**kept, MARK: token, **more}
 
@@ -48,13 +48,13 @@ def for_people(lab: Lab, topology: Topology) -> dict[str, str]:
 
 
 def argv(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Fill a command's placeholders in; ``isthmus`` is this very one, whatever the PATH says."""
+    """Fill in a command's placeholders; ``isthmus`` is this installation, whatever the PATH."""
     words = [fill(word, values) for word in command]
     return [*ISTHMUS, *words[1:]] if words[0] == "isthmus" else words
 
 
 class LabPrograms:
-    """The programs of one lab, as its maker sees them."""
+    """The programs of one lab, for the command that started them."""
 
     def __init__(self, lab: Lab, values: Mapping[str, str]) -> None:
         self._lab = lab
@@ -67,7 +67,7 @@ class LabPrograms:
         """Start a process of the topology.
 
         Raises:
-            ConfigError: it runs already, or its program cannot be started.
+            ConfigError: it is running, or cannot be started.
         """
         command = on_host(self._lab, process.host, argv(process.command, self._values))
         if self._lab.machine(process.host).exists():
@@ -75,9 +75,9 @@ class LabPrograms:
         self.launch(process.name, command)
 
     def launch(self, name: str, command: Sequence[str]) -> int:
-        """Start a command and remember it by a name; its number."""
+        """Start a command under a name; returns its pid."""
         if self.running(name):
-            raise ConfigError(f"{name} runs already")
+            raise ConfigError(f"{name} is already running")
         self._told.discard(name)
         path = log_of(self._lab, name)
         path.parent.mkdir(exist_ok=True)
@@ -101,24 +101,24 @@ class LabPrograms:
         return child is not None and child.poll() is None
 
     def exit_code(self, name: str) -> int | None:
-        """How a process ended; None if it runs, or was never started."""
+        """The exit code of a process; None if it is running, or was never started."""
         child = self._children.get(name)
         return None if child is None else child.poll()
 
     def ended(self) -> list[tuple[str, int]]:
-        """Those that were started and have ended though nobody told them to, and how."""
+        """The processes that ended without being told to, with their exit codes."""
         codes = ((name, child.poll()) for name, child in self._children.items())
         return [(name, code) for name, code in codes if code is not None and name not in self._told]
 
     def signal(self, name: str, deed: Deed) -> None:
-        """Do something to a running process; one that is told to end is waited for.
+        """Signal a running process, and wait for its end if it is told to stop.
 
         Raises:
-            ConfigError: it does not run, or does not end.
+            ConfigError: it is not running, or does not end.
         """
         child = self._children.get(name)
         if child is None or child.poll() is not None:
-            raise ConfigError(f"{name} does not run")
+            raise ConfigError(f"{name} is not running")
         self._tell(name, child, _SIGNALS[deed])
         if deed in (Deed.STOP, Deed.KILL):
             self._told.add(name)
@@ -153,12 +153,12 @@ def on_host(lab: Lab, host: str, command: Sequence[str]) -> list[str]:
 
 
 def log_of(lab: Lab, name: str) -> Path:
-    """Where a process writes what it says."""
+    """The log file of a process."""
     return lab.directory / LOGS / f"{name}.log"
 
 
 def last_words(lab: Lab, name: str) -> str:
-    """The last line that a process said; empty if none."""
+    """The last line of a process's log; empty if there is none."""
     with contextlib.suppress(OSError):
         lines = log_of(lab, name).read_text(errors="replace").split("\n")
         return next((line.strip() for line in reversed(lines) if line.strip()), "")
@@ -170,15 +170,15 @@ def _pid_file(lab: Lab, name: str) -> Path:
 
 
 def was_started(lab: Lab, process: Process) -> bool:
-    """Whether a process was ever started by who made the lab."""
+    """Whether the lab's maker ever started a process."""
     return _pid_file(lab, process.name).exists()
 
 
 def runs(lab: Lab, process: Process) -> bool:
-    """Whether a process runs, asked by somebody who did not start it."""
+    """Whether a process is running, checked without having started it."""
     try:
         pid, began = _pid_file(lab, process.name).read_text().split()
-        # A number may have a new owner by now.
+        # The pid may have been reused.
         there = space_of(NETNS / Names(lab.token).host(process.host))
         return began_at(int(pid)) == began and space_of(Path(f"/proc/{pid}/ns/net")) == there
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Starting a module of ours with this very Python."""
+"""Running a module of Isthmus with this Python."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 
 
 def module(name: str, *args: str) -> list[str]:
-    """Write the command that runs a module.
+    """The command that runs a module.
 
-    With -P: without it ``-m`` looks for modules in the current directory first, and whoever can
-    write there could have root run anything.
+    With -P: without it ``-m`` searches the current directory first, and any user who can write
+    there could make root run anything.
     """
     return [sys.executable, "-P", "-m", name, *args]

@@ -1,8 +1,8 @@
-"""Reading a topology from YAML, strictly: all errors at once, each with its place.
+"""Reads a topology from YAML, strictly: reports all errors at once, each with its position.
 
-Here are the document and what is said about all hosts; networks and hosts are read by
-reading_hosts.py, the steps by reading_steps.py, the smallest parts by reading_words.py.
-Opening files is catalog.py's part. Imports yaml, which takes its time.
+This module reads the document and what concerns all hosts; reading_hosts.py reads networks and
+hosts, reading_steps.py the steps, reading_words.py the smallest parts. catalog.py opens files.
+Imports yaml, which is slow.
 """
 
 from __future__ import annotations
@@ -56,17 +56,17 @@ _TOPOLOGY_NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?", re.ASCII)
 
 
 def read(text: str, *, name: str, source: str) -> Topology:
-    """Read a topology; ``name`` is its own, ``source`` what messages call the file.
+    """Read a topology; ``name`` is its name, ``source`` the file's name in messages.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, ``source:line:column: field: what``.
+        ConfigError: one line for each error, ``source:line:column: field: what``.
     """
     if not _TOPOLOGY_NAME.fullmatch(name):
         raise ConfigError(
-            f"{source}: a topology is called as its file, and {name!r} is no name for one:"
+            f"{source}: a topology is named after its file, and {name!r} is not a valid name:"
             " at most 40 lower-case letters, digits and hyphens"
         )
-    root = compose(text, source, expected="a topology is expected")
+    root = compose(text, source, expected="expected a topology")
     topology = _topology(root, name)
     root.errors.raise_any()
     return topology
@@ -85,7 +85,7 @@ def _topology(root: Located, name: str) -> Topology:
     check_behind(networks, hosts)
     title = found.text("title")
     if "title" in found and not title.strip():
-        found["title"].error("is empty, a title is expected")
+        found["title"].error("is empty: write a title")
     topology = Topology(
         name=name,
         title=" ".join(title.split()),
@@ -107,7 +107,7 @@ def _topology(root: Located, name: str) -> Topology:
 
 
 def _with_placeholders(topology: Topology, found: Fields) -> Topology:
-    """Read what may speak of the hosts' addresses: files, ways, steps."""
+    """Read what may contain hosts' addresses: files, ways, steps."""
     names = known(topology)
     files = found["files"].entries(most=words.MAX_ITEMS) if "files" in found else {}
     for key, _ in files.values():
@@ -142,7 +142,7 @@ def _door(node: Located, topology: Topology, files: Collection[str]) -> LabDoor:
 def _allows(
     node: Located, networks: Mapping[str, LabNetwork], hosts: Collection[LabHost]
 ) -> Iterator[Allow]:
-    """One rule for each pair of who may and where to."""
+    """One rule for each pair of source and target."""
     found = node.mapping(ALLOW_KEYS, required=("from", "to"))
     names = [*networks, *(host.name for host in hosts)]
     sides: dict[str, list[str]] = {"from": [], "to": []}
@@ -150,9 +150,9 @@ def _allows(
         for one in words.some(found, side):
             name = one.reference(names, "host or network")
             if name in networks and not networks[name].gateway:
-                one.error(f"network {name} has no gateway, so nothing passes the wall there")
+                one.error(f"network {name} has no gateway, so none of its traffic reaches the wall")
             if name and side == "to" and name in sides["from"]:
-                one.error(f"is {name} again, which needs no way through the wall")
+                one.error(f"is {name} itself, whose traffic does not cross the wall")
             read.append(name)
     ports = tuple(port.integer(*words.PORTS) for port in words.some(found, "port"))
     for source, target in product(sides["from"], sides["to"]):
@@ -164,7 +164,7 @@ def _names(node: Located, hosts: Collection[LabHost]) -> tuple[tuple[str, IpAddr
     for name, (key, value) in node.entries(most=words.MAX_ITEMS).items():
         key.read(words.dns_name)
         if name == "localhost" or any(name == host.name for host in hosts):
-            key.error("is the name of a host already")
+            key.error("is already the name of a host")
         address = value.read(words.address)
         read += [(name, address)] if address is not None else []
     return tuple(read)
@@ -178,7 +178,7 @@ def _ways(
         words.check_name(key, name, "a way", most=MAX_WAY_CHARS, reserved=(DIRECT, "wall", "lab"))
         found = value.mapping(WAY_KEYS, required=("protocol",))
         if value.is_mapping and ("uds" in found) == ("tcp" in found):
-            value.error("needs uds or tcp, and not both")
+            value.error("needs either uds or tcp")
         uds, tcp = (
             words.filled(found[kind], placeholders) if kind in found else None
             for kind in ("uds", "tcp")

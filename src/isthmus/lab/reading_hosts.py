@@ -1,8 +1,8 @@
-"""Reading the networks and hosts of a topology: where they are, and what runs on them.
+"""Reads the networks and hosts of a topology: addresses, and programs.
 
-Networks are read before there are hosts; whether the host that one is behind can be its router is
-checked afterwards. Hosts are read in two passes: routes, services and placeholders speak of other
-hosts' addresses.
+Networks are read before hosts; whether a network's router host is suitable is checked afterwards.
+Hosts are read in two passes, because routes, services and placeholders refer to other hosts'
+addresses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from isthmus.text.located_yaml import Fields, Located, near
 from isthmus.values import is_address
 
 MAX_HOSTS = 64
-MAX_HOST_CHARS = 40  # a namespace's name has the lab's prefix too
+MAX_HOST_CHARS = 40  # the namespace's name also has the lab's prefix
 MAX_PROCESS_CHARS = 40
 RESERVED_HOSTS = ("wall", "lab", "localhost")
 
@@ -47,9 +47,9 @@ PROCESS_KEYS = ("command", "ready", "start", "once", "after", "within_s")
 SERVE_KEYS = tuple(kind.value for kind in Serving)
 
 MAX_NETWORKS = 32
-MAX_NETWORK_CHARS = 15  # an interface's name, IFNAMSIZ less its zero
-MAX_PORTS_CHARS = 12  # a number follows
-# An interface of each host is called as the network; the others are names the kernel has itself.
+MAX_NETWORK_CHARS = 15  # an interface name: IFNAMSIZ without NUL
+MAX_PORTS_CHARS = 12  # followed by a number
+# Hosts' interfaces are named after networks; the others are names that the kernel uses.
 RESERVED_NETWORKS = ("wall", "lab", "lo", "all", "default")
 NETWORK_KEYS = ("cidr", "gateway", "behind", "bridge", "ports")
 DEFAULT_PORTS = "port"
@@ -59,7 +59,7 @@ _INTERFACE = re.compile(r"[a-z][a-z0-9-]*", re.ASCII)
 
 
 class _Draft(NamedTuple):
-    """A host of which only its addresses are known yet."""
+    """A host of which only the addresses are known so far."""
 
     host: LabHost
     found: Fields
@@ -74,10 +74,10 @@ def read_hosts(
     for host, (key, value) in node.entries(most=MAX_HOSTS).items():
         words.check_name(key, host, "a host", most=MAX_HOST_CHARS, reserved=RESERVED_HOSTS)
         if host in networks:
-            key.error("is the name of a network as well, and rules could mean either")
+            key.error("is also the name of a network: rules could mean either")
         drafts.append(_draft(value, host, networks, taken))
     if node.is_mapping and node.is_empty:
-        node.error("is empty, a topology needs a host")
+        node.error("is empty: a topology needs a host")
     known = Topology(name=name, title="", networks=(), hosts=(), builds=builds)
     reader = _Second(replace(known, hosts=tuple(draft.host for draft in drafts)))
     return tuple(reader.complete(draft) for draft in drafts)
@@ -93,19 +93,19 @@ def _draft(
     attachments = []
     for network, (key, value) in found["at"].entries(most=32).items() if "at" in found else ():
         if network not in networks:
-            key.error(f"there is no network of this name{near(network, networks)}")
+            key.error(f"no network of this name{near(network, networks)}")
             continue
         attachments.append(_attachment(value, networks[network], name, taken))
     if "at" in found and found["at"].is_mapping and found["at"].is_empty:
-        found["at"].error("is empty, a host needs a network")
+        found["at"].error("is empty: a host needs a network")
     host = LabHost(name=name, attachments=tuple(attachments))
     also: list[IpAddress] = []
     for one in found.one_or_nodes("also", most=words.MAX_ITEMS):
         address = one.read(words.address)
         if address is not None and address in (*host.addresses, *also):
-            one.error(f"{address} is an address of this host already")
+            one.error(f"{address} is already an address of this host")
         elif address and (address.is_loopback or address.is_multicast or address.is_unspecified):
-            one.error(f"{address} is no address that a host could be reached at")
+            one.error(f"{address} is not a unicast address of a host")
         also += [address] if address is not None else []
     return _Draft(replace(host, also=tuple(also)), found)
 
@@ -122,7 +122,9 @@ def _attachment(
         rate_mbit=found.number("rate_mbit", 0.0, 0, 10_000),
     )
     if shape != LineShape() and network.behind:
-        node.error(f"network {network.name} is behind {network.behind}, where no line is a bad one")
+        node.error(
+            f"network {network.name} is behind {network.behind}, whose lines cannot be shaped"
+        )
     given = []
     for place in words.some(found, "address"):
         address = place.read(words.address)
@@ -139,25 +141,25 @@ def _attachment(
 
 
 def _why_not(address: IpAddress, network: LabNetwork) -> str:
-    """Why a host cannot have this address on a network; empty when it can."""
+    """Why a host cannot have this address on a network; empty if it can."""
     inside = [one for one in network.cidrs if address in one]
     if not inside:
         listed = " or ".join(map(str, network.cidrs))
-        return f"is not in {listed}, the network {network.name}" if listed else ""
+        return f"is not in {listed}, the addresses of network {network.name}" if listed else ""
     for one in inside:
         if address == one.network_address or (address.version == 4 and address == one[-1]):
-            return f"is the first or the last of {one}, which no host can have"
+            return f"is the first or the last of {one}, which hosts cannot use"
         if network.gateway and address == network.gateway_in(one):
             return f"is the gateway of {one}"
     return ""
 
 
 def _whose(owner: str | None) -> str:
-    return "" if owner is None else f"is an address of host {owner} already"
+    return "" if owner is None else f"is already an address of host {owner}"
 
 
 class _Second:
-    """The second pass: every host's addresses are known."""
+    """The second pass, with every host's addresses known."""
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
@@ -185,14 +187,16 @@ class _Second:
         to = found["to"].read(cidr) if "to" in found else None
         via = found["via"].reference(self._hosts, "host") if "via" in found else ""
         if via and via == host.name:
-            found["via"].error("is this host itself")
+            found["via"].error("is this host")
         elif via:
             own = {at.network for at in host.attachments}
             both = [at for at in self._hosts[via].attachments if at.network in own]
             if not both:
-                found["via"].error(f"{via} is on none of this host's networks")
+                found["via"].error(f"{via} is not on a network of this host")
             elif to and not any(one.version == to.version for at in both for one in at.addresses):
-                found["via"].error(f"{via} has no IPv{to.version} address on a network of both")
+                found["via"].error(
+                    f"{via} has no IPv{to.version} address on a shared network"
+                )
         return LabRoute(to=to or cidr("0.0.0.0/0"), via=via)
 
     def _services(self, found: Fields) -> tuple[LabService, ...]:
@@ -200,7 +204,7 @@ class _Second:
         for node in found.nodes("services", most=words.MAX_ITEMS):
             service = self._service(node)
             if service and any(_same_place(service, other) for other in read):
-                node.error(f"{service.address} port {service.port} is translated already")
+                node.error(f"{service.address} port {service.port} is already translated")
             read += [service] if service else []
         return tuple(read)
 
@@ -210,13 +214,13 @@ class _Second:
         to = found["to"].read(words.host_and_port) if "to" in found else None
         fixed = ip_address(to.host) if to and is_address(to.host) else None
         if to and not fixed and to.host not in self._hosts:
-            found["to"].error(f"there is no host {to.host!r}{near(to.host, self._hosts)}")
+            found["to"].error(f"no host {to.host!r}{near(to.host, self._hosts)}")
         if not place or not to or not (fixed or to.host in self._hosts):
             return None
         address, port = place
         if fixed is not None:
             if fixed.version != address.version:
-                found["to"].error(f"{fixed} is no IPv{address.version} address")
+                found["to"].error(f"{fixed} is not an IPv{address.version} address")
             return LabService(address=address, port=port, to_address=fixed, to_port=to.port)
         if all(one.version != address.version for one in self._hosts[to.host].addresses):
             found["to"].error(f"{to.host} has no IPv{address.version} address")
@@ -230,7 +234,7 @@ class _Second:
                 key, name, "a process", most=MAX_PROCESS_CHARS, reserved=("wall", "lab")
             )
             if name in self._processes:
-                key.error(f"host {self._processes[name]} has a process of this name already")
+                key.error(f"host {self._processes[name]} already has a process of this name")
             self._processes.setdefault(name, host)
             read.append(self._process(value, name, host))
         return tuple(read)
@@ -274,7 +278,7 @@ def _serves(node: Located) -> tuple[Serve, ...]:
         for one in value.one_or_items(most=words.MAX_ITEMS):
             port = one.integer(*words.PORTS)
             if any(port == other.port for other in read):
-                one.error(f"port {port} is served already")
+                one.error(f"port {port} is already served")
             read.append(Serve(kind=Serving(kind), port=port))
     return tuple(read)
 
@@ -291,7 +295,7 @@ def _sysctls(node: Located) -> tuple[tuple[str, str], ...]:
 
 
 class NetworkTable(dict[str, LabNetwork]):
-    """The networks by their names, and where it was said of some which host they are behind."""
+    """The networks by name, and the positions of ``behind``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -319,19 +323,19 @@ def read_networks(node: Located) -> NetworkTable:
         if "behind" in found:
             networks.behind[name] = found
     if node.is_mapping and node.is_empty:
-        node.error("is empty, a topology needs a network")
+        node.error("is empty: a topology needs a network")
     return networks
 
 
 def _place(found: Fields, name: str) -> LabNetwork:
-    """Read where a network is: at the wall, or behind a host, which is not looked at yet."""
+    """Read the place of a network: at the wall, or behind a host, which is checked later."""
     if "behind" not in found:
         for key in ("bridge", "ports"):
             if key in found:
                 found[key].error("is only for a network behind a host")
         return LabNetwork(name=name, cidrs=(), gateway=found.boolean("gateway", True))
     if "gateway" in found:
-        found["gateway"].error("is the wall's, and this network is behind a host")
+        found["gateway"].error("is for networks at the wall, and this network is behind a host")
     return LabNetwork(
         name=name,
         cidrs=(),
@@ -343,7 +347,7 @@ def _place(found: Fields, name: str) -> LabNetwork:
 
 
 def check_behind(networks: NetworkTable, hosts: Collection[LabHost]) -> None:
-    """Look at the networks behind hosts, now that those are known."""
+    """Check the networks behind hosts, now that those are known."""
     named = {host.name: host for host in hosts}
     bridges: dict[tuple[str, str], str] = {}
     for name, found in networks.behind.items():
@@ -352,38 +356,40 @@ def check_behind(networks: NetworkTable, hosts: Collection[LabHost]) -> None:
         if owner:
             _check_owner(found["behind"], network, named[owner])
         if network.bridge in networks:
-            found["bridge"].error("is the name of a network, which interfaces are called as")
+            found["bridge"].error(
+                "is the name of a network, and interfaces are named after networks"
+            )
         other = bridges.setdefault((network.behind, network.bridge), name)
         if network.bridge and other != name:
-            found["bridge"].error(f"is the bridge of network {other} already")
+            found["bridge"].error(f"is already the bridge of network {other}")
         if any(one.startswith(network.ports) for one in (*networks, network.bridge)):
             place = found["ports"] if "ports" in found else found["behind"]
-            place.error(f"ports {network.ports!r}: another interface is called so, or begins so")
+            place.error(f"ports {network.ports!r}: another interface has that name or prefix")
 
 
 def _check_owner(place: Located, network: LabNetwork, owner: LabHost) -> None:
     own = [at.addresses for at in owner.attachments if at.network == network.name]
     for one in network.cidrs:
         if not any(address in one for addresses in own for address in addresses):
-            place.error(f"{owner.name} has no address in {one}, so it cannot be its router")
+            place.error(f"{owner.name} has no address in {one}, so it cannot be the router")
 
 
 def _network_cidr(text: str) -> IpNetwork:
     one = cidr(text)
     allowed = _PREFIXES[one.version]
     if one.prefixlen not in allowed:
-        raise ValueError(f"is not a network of /{allowed[0]} to /{allowed[-1]}")
+        raise ValueError(f"must have a prefix length from /{allowed[0]} to /{allowed[-1]}")
     first = one.network_address
     if first.is_loopback or first.is_multicast or first.is_link_local:
-        raise ValueError("has addresses that are not for hosts")
+        raise ValueError("has addresses that hosts cannot use")
     return one
 
 
 def _overlap(one: IpNetwork, network: LabNetwork, taken: list[tuple[IpNetwork, LabNetwork]]) -> str:
-    """Why a network cannot have this CIDR too; empty when it can.
+    """Why a network cannot have this CIDR; empty if it can.
 
-    The wall could not tell which of two networks an address is in. One without a gateway is none
-    of its business.
+    With overlapping networks the wall could not tell which one an address is in. Networks without a
+    gateway do not matter to the wall.
     """
     for other, owner in taken:
         if one.version != other.version or not one.overlaps(other):
@@ -406,6 +412,6 @@ def _ports_name(text: str) -> str:
 def _interface(text: str, most: int) -> str:
     if not _INTERFACE.fullmatch(text) or len(text) > most or text in RESERVED_NETWORKS:
         raise ValueError(
-            f"is no name for interfaces: at most {most} lower-case letters, digits and hyphens"
+            f"is not a valid interface name: at most {most} lower-case letters, digits and hyphens"
         )
     return text

@@ -1,7 +1,7 @@
-"""Reading the steps of a topology: what is done, in order, and what has to be seen.
+"""Reads the steps of a topology: actions and expectations, in order.
 
-A step is known by the key that says what it does. Lists of targets, hosts and ways stand for all
-their combinations, each a step of its own.
+The kind of a step follows from its key. Lists of targets, hosts and ways are expanded to all
+combinations, each a step of its own.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from isthmus.lab.topology import (
 from isthmus.text.located_yaml import Fields, Located, near, read_all, short
 
 DIRECT = "direct"
-MAX_STEPS = 1000  # lists expanded
+MAX_STEPS = 1000  # after expanding lists
 MAX_COUNT = 1_000_000_000
 MAX_ECHO_BYTES = 100_000_000
 MAX_MBIT = 100_000
 MAX_CLIENTS = 100
-MAX_CLIENTS_OF_ALL = 1000  # what one probe takes
-LEAST_S = 0.1  # of a time without which nothing could be done
+MAX_CLIENTS_OF_ALL = 1000  # the limit of one probe
+LEAST_S = 0.1  # a shorter time limit makes no sense
 
 VERB_KEYS = tuple(verb.value for verb in Verb)
 DEED_KEYS = tuple(deed.value for deed in Deed)
@@ -59,7 +59,7 @@ STEP_KEYS = (
     *(*CABLE_KEYS, *DEED_KEYS, *VERB_KEYS),
 )
 
-# Of these keys of an attempt, the verbs that have a use for them.
+# For these keys of an attempt, the verbs that use them.
 _ONLY_WITH = {
     "seconds": (Verb.DOWNLOAD, Verb.UPLOAD),
     "at_least_mbit": (Verb.DOWNLOAD, Verb.UPLOAD),
@@ -104,10 +104,10 @@ class StepsReader:
         for one in node.items(most=MAX_STEPS):
             steps += self._step(one)
             if len(steps) > MAX_STEPS:
-                node.error(f"are more than {MAX_STEPS} when lists are expanded")
+                node.error(f"expand to more than {MAX_STEPS} steps")
                 return ()
         for name in sorted(self._begun - self._ended):
-            self._places[name].error("is never ended, so nobody would see what became of it")
+            self._places[name].error("is never ended: add a step end_traffic")
         return tuple(steps)
 
     def _step(self, node: Located) -> Sequence[LabStep]:
@@ -116,8 +116,8 @@ class StepsReader:
             return ()
         there = [key for key in STEP_KEYS if node.has(key)]
         if not there:
-            node.mapping((*STEP_KEYS, *EXPECTATION_KEYS, *RUN_KEYS))  # a key may be misspelled
-            node.error(f"does nothing, it needs one of {', '.join(STEP_KEYS)}")
+            node.mapping((*STEP_KEYS, *EXPECTATION_KEYS, *RUN_KEYS))  # reports misspelled keys
+            node.error(f"does nothing: it needs one of {', '.join(STEP_KEYS)}")
             return ()
         if there[0] in self._others:
             return [self._others[there[0]](node)]
@@ -131,7 +131,7 @@ class StepsReader:
             fails = tuple(one for one in said if one)
             for key in ("answers", "at_least_mbit"):
                 if key in found:
-                    found[key].error("cannot be seen of something that fails")
+                    found[key].error("cannot be combined with fails")
         return [
             Expectation(
                 attempt=attempt,
@@ -148,7 +148,7 @@ class StepsReader:
         verbs = [verb for verb in Verb if verb.value in found]
         if len(verbs) != 1:
             what = " and ".join(verb.value for verb in verbs) or "nothing"
-            node.error(f"tries {what}, it needs one of {', '.join(VERB_KEYS)}")
+            node.error(f"tries {what}: it needs exactly one of {', '.join(VERB_KEYS)}")
             return []
         verb = verbs[0]
         for key, only in _ONLY_WITH.items():
@@ -162,12 +162,12 @@ class StepsReader:
             ways = [one.reference(self._ways, "way") for one in words.some(found, "through")]
             tunnels = any(way != DIRECT for way in ways)
             if tunnels and any(target.startswith(UDP) for target in targets):
-                found["through"].error("leads nowhere by UDP")
+                found["through"].error("does not support UDP targets")
         timeout_s = found.number("timeout_s", 5.0, LEAST_S, words.LONGEST_S)
         seconds = found.number("seconds", 3.0, LEAST_S, words.LONGEST_S)
         size = found.integer("bytes", 100_000, 1, MAX_ECHO_BYTES)
         if len(targets) * len(sources) * len(ways) > MAX_STEPS:
-            node.error(f"is more than {MAX_STEPS} steps when its lists are expanded")
+            node.error(f"expands to more than {MAX_STEPS} steps")
             return []
         return [
             LabAttempt(
@@ -186,7 +186,7 @@ class StepsReader:
         found = node.mapping(AGENTS_KEYS, required=("are",))
         server = found["agents"].reference(self._processes, "process")
         if server and kind(self._processes[server].command) != "server":
-            found["agents"].error(f"{server} is no isthmus server, which could be asked")
+            found["agents"].error(f"{server} is not an isthmus server")
         return AgentsAre(
             server=server,
             agents=read_all(found.one_or_nodes("are", most=words.MAX_ITEMS), str),
@@ -197,7 +197,7 @@ class StepsReader:
         found = node.mapping(WINDOWS_KEYS, required=("at_least_bytes",))
         process = found["windows"].reference(self._processes, "process")
         if process and kind(self._processes[process].command) not in ("server", "agent"):
-            found["windows"].error(f"{process} is no isthmus server or agent, which could be asked")
+            found["windows"].error(f"{process} is not an isthmus server or agent")
         return WindowsGrow(
             process=process,
             at_least_bytes=found.integer("at_least_bytes", 1, 1, MAX_COUNT),
@@ -225,7 +225,7 @@ class StepsReader:
         found = node.mapping(DEED_KEYS)
         first, *more = found.items()
         if more:
-            node.error(f"does {first[0]} and {more[0][0]}, which are two steps")
+            node.error(f"does {first[0]} and {more[0][0]}, which are two steps: split them")
         return ProcessAction(
             deed=Deed(first[0]), process=first[1].reference(self._processes, "process")
         )
@@ -234,7 +234,7 @@ class StepsReader:
         found = node.mapping((*CABLE_KEYS, "network"))
         (deed, place), *more = [item for item in found.items() if item[0] in CABLE_KEYS]
         if more:
-            node.error(f"does {deed} and {more[0][0]}, which are two steps")
+            node.error(f"does {deed} and {more[0][0]}, which are two steps: split them")
         host = place.reference(self._hosts, "host")
         places = self._hosts[host].attachments if host else ()
         own = [at.network for at in places if not self._networks[at.network].behind]
@@ -251,13 +251,13 @@ class StepsReader:
         if found["traffic"].is_text:
             words.check_name(found["traffic"], name, "traffic", most=40, reserved=())
         if name and name in self._begun:
-            found["traffic"].error(f"{short(name)} has been begun already")
+            found["traffic"].error(f"{short(name)} has already been started")
         self._begun.add(name)
         self._places.setdefault(name, found["traffic"])
         attempts = tuple(self._attempts(node, found))
         clients = found.integer("clients", 2, 1, MAX_CLIENTS)
         if clients * len(attempts) > MAX_CLIENTS_OF_ALL:
-            node.error(f"has {clients * len(attempts)} clients, more than {MAX_CLIENTS_OF_ALL}")
+            node.error(f"has {clients * len(attempts)} clients: at most {MAX_CLIENTS_OF_ALL}")
         return Traffic(
             name=name,
             attempts=attempts,
@@ -270,9 +270,9 @@ class StepsReader:
         name = found["end_traffic"].text() or ""
         if found["end_traffic"].is_text and name not in self._begun:
             hint = near(name, self._begun)
-            found["end_traffic"].error(f"{short(name)} has not been begun before{hint}")
+            found["end_traffic"].error(f"{short(name)} has not been started{hint}")
         elif name in self._ended:
-            found["end_traffic"].error(f"{short(name)} has been ended already")
+            found["end_traffic"].error(f"{short(name)} has already been ended")
         self._ended.add(name)
         most = found["at_most_failed"].integer(0, MAX_COUNT) if "at_most_failed" in found else None
         return TrafficEnds(name=name, at_most_failed=most)

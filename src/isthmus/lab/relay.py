@@ -1,10 +1,10 @@
 """A bad line between a host and its network: a program that carries frames between two TAPs.
 
-The kernel's own netem is a module that many machines lack; a TAP is everywhere. One TAP, *near*,
-is the host's interface; the other, *far*, is a port of the network's bridge in the namespace where
-the program runs. What the line does to frames is decided by ``BadLine``, which takes time and
-chance as arguments: a frame waits in a bounded queue, takes its time at the rate, and then travels
-for the delay. Run as ``python -m isthmus.lab.relay``, see command().
+netem is a kernel module that many machines lack; TAPs are everywhere. One TAP, *near*, is the
+host's interface; the other, *far*, is a port of the network's bridge in the namespace where the
+program runs. ``BadLine`` decides what happens to frames, with time and chance as arguments: a frame
+waits in a bounded queue, is sent at the line's rate, and then travels for the delay. Run as
+``python -m isthmus.lab.relay``, see command().
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ _IFF_TAP = 0x0002
 _IFF_NO_PI = 0x1000
 _INTERFACE = re.compile(r"[A-Za-z0-9_.-]{1,15}")
 
-#: The largest frame that a TAP gives: an Ethernet header, a VLAN tag and the largest packet.
+#: The largest frame of a TAP: an Ethernet header, a VLAN tag and the largest packet.
 _MOST_FRAME_BYTES = 18 + 65535
-#: Frames read from one side before the other side and what is due have their turn.
+#: Frames read from one side before the other side and due frames get their turn.
 _BATCH = 64
-#: What may be on the way in one direction, with what Python needs to keep a frame: a line without
-#: a rate, or one that is long and fast, would otherwise keep whatever is sent into it.
+#: The limit of data on the way in one direction, including Python's overhead per frame: a line
+#: without a rate, or one that is long and fast, would otherwise hold an unlimited amount.
 MOST_KEPT_BYTES = 32 * 1024 * 1024
 _KEEPING_BYTES = 150
 
 LEAST_QUEUE_BYTES = 64 * 1024
-#: What the queue holds above a round trip, so that a sender's bursts fit.
+#: The queue's room beyond a round trip, for a sender's bursts.
 QUEUE_MARGIN_S = 0.05
 
 
 class BadLine:
-    """One direction of a line; frames leave it in the order they came.
+    """One direction of a line; frames leave it in order.
 
-    ``lost`` counts the frames that chance took, ``dropped`` those that found the queue full.
+    ``lost`` counts frames lost by chance, ``dropped`` those that found the queue full.
 
     Raises:
-        ValueError: there is no such line; the message is one sentence.
+        ValueError: the shape is invalid.
     """
 
     __slots__ = ("_bytes_per_s", "_delay_s", "_free_at", "_loss", "dropped", "lost", "queue_bytes")
@@ -79,9 +79,10 @@ class BadLine:
         self.dropped = 0
 
     def take(self, size: int, now: float, chance: float) -> float | None:
-        """Take a frame that came ``now``; say when it leaves, or None if it never does.
+        """Accept a frame at ``now``; returns when it leaves, or None if it never does.
 
-        ``now`` never goes back; ``chance`` is a number from 0 up to 1, below the loss it is bad.
+        ``now`` never decreases; ``chance`` is a number in [0, 1): the frame is lost if it is below
+        the loss.
         """
         rate = self._bytes_per_s
         leaves = now
@@ -90,7 +91,7 @@ class BadLine:
             if (begins - now) * rate + size > self.queue_bytes:
                 self.dropped += 1
                 return None
-            # The line is busy with what gets lost on it, too.
+            # A lost frame occupies the line as well.
             leaves = self._free_at = begins + size / rate
         if chance < self._loss:
             self.lost += 1
@@ -98,14 +99,14 @@ class BadLine:
         return leaves + self._delay_s
 
     def waiting_bytes(self, now: float) -> float:
-        """How much of what it took is not sent yet at the rate; 0 without a rate."""
+        """The number of accepted bytes not yet sent at the rate; 0 without a rate."""
         return max(0.0, self._free_at - now) * self._bytes_per_s
 
 
 def queue_bytes(shape: LineShape) -> int:
-    """How much may wait for the rate: what is on the way in a round trip, and some.
+    """The size of the queue: the data on the way during a round trip, and some more.
 
-    With less, a single connection could not fill the line; 0 where there is no rate to wait for.
+    With less, a single connection could not fill the line; 0 without a rate.
     """
     if not shape.rate_mbit:
         return 0
@@ -117,18 +118,18 @@ def queue_bytes(shape: LineShape) -> int:
 def _check(shape: LineShape) -> None:
     for name, value in (("delay", shape.delay_ms), ("rate", shape.rate_mbit)):
         if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"a line's {name} is a number from 0 on, not {value}")
+            raise ValueError(f"a line's {name} must be a number ≥ 0, not {value}")
     if not 0 <= shape.loss <= 1:
-        raise ValueError(f"a line's loss is a share between 0 and 1, not {shape.loss}")
+        raise ValueError(f"a line's loss must be between 0 and 1, not {shape.loss}")
 
 
 def make_tap(name: str) -> None:
-    """Make a TAP interface in this thread's namespace, which stays until the namespace goes.
+    """Create a TAP interface in this thread's namespace; it lives as long as the namespace.
 
-    It has no carrier, so nothing goes through it, before a relay has it open.
+    It has no carrier, and carries nothing, until a relay opens it.
 
     Raises:
-        ConfigError: the kernel does not allow it.
+        ConfigError: the kernel refused.
     """
     tap = open_tap(name)
     try:
@@ -138,13 +139,13 @@ def make_tap(name: str) -> None:
 
 
 def open_tap(name: str) -> int:
-    """Open a TAP interface in this thread's namespace; gives a descriptor that never blocks.
+    """Open a TAP interface in this thread's namespace; returns a non-blocking descriptor.
 
     Raises:
-        ConfigError: the kernel does not allow it, or another program has it open.
+        ConfigError: the kernel refused, or another program has the interface open.
     """
     if not _INTERFACE.fullmatch(name):
-        raise ConfigError(f"not an interface's name: {name!r}")
+        raise ConfigError(f"invalid interface name: {name!r}")
     try:
         tap = os.open(_TUN, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as exc:
@@ -159,9 +160,9 @@ def open_tap(name: str) -> int:
 
 
 def command(*, namespace: str, near: str, far: str, shape: LineShape, seed: int = 0) -> list[str]:
-    """Write the command that carries frames between two TAPs that are there.
+    """The command that carries frames between two existing TAPs.
 
-    ``near`` is in ``namespace``, ``far`` in the one where the command is run. It says READY on a
+    ``near`` is in ``namespace``, ``far`` in the one where the command runs. It prints READY on a
     line of its own when both are attached, and ends by SIGTERM or SIGINT.
     """
     return [
@@ -177,7 +178,7 @@ def command(*, namespace: str, near: str, far: str, shape: LineShape, seed: int 
 
 
 class Direction:
-    """What goes one way: read from one TAP, kept until it is due, written to the other."""
+    """One direction: frames are read from one TAP, kept until they are due, and written."""
 
     __slots__ = ("_chance", "_due", "_kept_bytes", "_line", "_sink", "overflowed", "source")
 
@@ -186,17 +187,17 @@ class Direction:
         self._sink = sink
         self._line = line
         self._chance = chance
-        self._due: deque[tuple[float, bytes]] = deque()  # in order, as the line keeps it
+        self._due: deque[tuple[float, bytes]] = deque()  # in order of departure
         self._kept_bytes = 0
         self.overflowed = 0
 
     @property
     def next_due(self) -> float | None:
-        """When the next frame leaves; None when nothing is on the way."""
+        """When the next frame leaves; None if there is none."""
         return self._due[0][0] if self._due else None
 
     def take_in(self, now: float) -> None:
-        """Read what is there, a batch at most."""
+        """Read waiting frames, at most a batch."""
         take, chance, source = self._line.take, self._chance, self.source
         for _ in range(_BATCH):
             try:
@@ -226,7 +227,7 @@ class Direction:
         try:
             os.write(self._sink, frame)
         except OSError as exc:
-            if exc.errno != errno.EIO:  # which says that the interface is down: nobody is there
+            if exc.errno != errno.EIO:  # EIO means that the interface is down
                 raise
 
     def __str__(self) -> str:
@@ -235,7 +236,7 @@ class Direction:
 
 
 def carry(out: Direction, back: Direction, stop: int) -> None:
-    """Carry frames both ways until ``stop`` can be read.
+    """Carry frames in both directions until ``stop`` is readable.
 
     Raises:
         OSError: an interface is gone.
@@ -245,7 +246,7 @@ def carry(out: Direction, back: Direction, stop: int) -> None:
     while True:
         dues = [due for due in (out.next_due, back.next_due) if due is not None]
         wait_s = max(0.0, min(dues) - clock()) if dues else None
-        # Not epoll: its time-outs are whole milliseconds here, select's are microseconds.
+        # Not epoll: its timeouts are whole milliseconds, those of select microseconds.
         ready, _, _ = select.select(sources, (), (), wait_s)
         if stop in ready:
             return
@@ -257,7 +258,7 @@ def carry(out: Direction, back: Direction, stop: int) -> None:
 
 
 def run(near: int, far: int, shape: LineShape, seed: int) -> str:
-    """Carry frames until a signal says stop; gives a sentence on what was carried.
+    """Carry frames until a signal arrives; returns a summary.
 
     Raises:
         OSError: an interface is gone.
@@ -267,7 +268,7 @@ def run(near: int, far: int, shape: LineShape, seed: int) -> str:
     signal.set_wakeup_fd(stopping)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: None)
-    # Each direction has its own, so that what goes one way does not decide what is lost the other.
+    # Separate generators, so that traffic in one direction does not affect losses in the other.
     out = Direction(near, far, BadLine(shape), random.Random(2 * seed).random)
     back = Direction(far, near, BadLine(shape), random.Random(2 * seed + 1).random)
     _say(_STDOUT, READY)
@@ -281,10 +282,10 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read the flags; ``shape`` is the line's.
+    """Parse the flags; ``shape`` is the line's.
 
     Raises:
-        ConfigError: they make no sense.
+        ConfigError: they are invalid.
     """
     parser = _Parser(prog="relay", description="Carry frames between two TAPs, badly.")
     parser.add_argument("--namespace", required=True, help="where the near interface is")
@@ -304,19 +305,19 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _attach(name: str) -> int:
-    """Open a TAP that is there: opening makes one that is not, which nobody would talk to."""
+    """Open an existing TAP: opening creates a missing one, which would have no peer."""
     if name not in {known for _, known in socket.if_nameindex()}:
-        raise ConfigError(f"there is no interface {name!r}")
+        raise ConfigError(f"no interface {name!r}")
     return open_tap(name)
 
 
 def _attach_in(namespace: str, name: str) -> int:
-    from pyroute2 import netns  # takes its time, and is not needed to say that a flag is wrong
+    from pyroute2 import netns  # slow to import, and not needed to reject a flag
 
     from isthmus.lab.namespaces import inside
 
-    if namespace not in netns.listnetns():  # entering would make it
-        raise ConfigError(f"there is no namespace {namespace!r}")
+    if namespace not in netns.listnetns():  # entering would create it
+        raise ConfigError(f"no namespace {namespace!r}")
     try:
         return inside(namespace, partial(_attach, name))
     except OSError as exc:
@@ -324,12 +325,12 @@ def _attach_in(namespace: str, name: str) -> int:
 
 
 def _say(to: int, text: str) -> None:
-    with contextlib.suppress(OSError):  # whoever started it may be gone
+    with contextlib.suppress(OSError):  # the starter may have ended
         os.write(to, f"{text}\n".encode())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the relay; gives the exit code."""
+    """Run the relay; returns the exit code."""
     try:
         flags = parse(sys.argv[1:] if argv is None else argv)
         far = _attach(flags.far)

@@ -1,9 +1,9 @@
-"""Taking a lab away by its token alone, whatever state it is in and whatever became of its maker.
+"""Removes a lab by its token alone, whatever state it is in and whatever happened to its maker.
 
-Everything of a lab is found by name: processes by a mark in their environment, by the namespace
-they are in or by the session they were started in, namespaces and hosts files by their prefix, and
-files by their directory. Nothing of it is ever in the root namespace, so links and rules go with
-the namespaces.
+Everything of a lab is found by name: processes by a mark in their environment, by their namespace
+or by the session in which they were started; namespaces and hosts files by their prefix; files by
+their directory. Nothing is ever in the root namespace, so links and rules disappear with the
+namespaces.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ ETC = Path("/etc/netns")
 _PROC = Path("/proc")
 _GONE_WITHIN_S = 10.0
 _LOOK_AGAIN_S = 0.001
-#: A process that forks may be behind a look at /proc, and its child before it.
+#: A process that forks may be missed by one look at /proc, as may its child.
 _LOOKS_PER_ROUND = 10
 _EMPTY_ROUNDS = 3
 
-#: The states of a process that only waits to be waited for.
+#: The states of a process that has ended and waits for its parent.
 _DEAD = ("Z", "X")
 
 Space = tuple[int, int]
 
 
 def remove(token: str) -> None:
-    """Remove all of a lab; without any of it there, do nothing.
+    """Remove everything of a lab; does nothing if there is nothing.
 
     Raises:
-        TimeoutError: a process of it does not die.
+        TimeoutError: a process does not die.
     """
     lab, prefix = Lab(token), Names(token).prefix
     _end_processes(lab, _spaces(prefix))
@@ -56,7 +56,7 @@ def remove(token: str) -> None:
         shutil.rmtree(directory, ignore_errors=True)
     for empty in (ETC, HOME, HOME.parent):
         with contextlib.suppress(OSError):
-            empty.rmdir()  # only if nothing else is in it
+            empty.rmdir()  # only if it is empty
 
 
 def sweep() -> None:
@@ -81,10 +81,10 @@ def _spaces(prefix: str) -> list[str]:
 
 
 def space_of(path: Path) -> Space:
-    """What a namespace is known by, from any file that stands for it.
+    """Identifies a namespace, given any file that refers to it.
 
     Raises:
-        OSError: it is gone.
+        OSError: the namespace is gone.
     """
     found = path.stat()
     return found.st_dev, found.st_ino
@@ -92,14 +92,14 @@ def space_of(path: Path) -> Space:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """How a process of a lab is told from others."""
+    """Recognises the processes of a lab."""
 
     mark: bytes
     spaces: Collection[Space]
     sessions: Collection[int]
 
     def is_one(self, entry: Path) -> bool:
-        # A process may end while it is looked at, and a dead one that nobody waited for has none.
+        # A process may end while it is examined, and a zombie has no namespace.
         with contextlib.suppress(OSError):
             if self.mark in (entry / "environ").read_bytes().split(b"\0"):
                 return True
@@ -125,14 +125,14 @@ def _end_processes(lab: Lab, spaces: Collection[str]) -> None:
         ended = _round(wanted, spared)
         empty = 0 if ended else empty + 1
         if time.monotonic() > give_up_at:
-            raise TimeoutError(f"lab {lab.token}: processes {ended} do not end")
+            raise TimeoutError(f"lab {lab.token}: processes {ended} did not end")
 
 
 def _end_groups(lab: Lab, spared: Collection[int]) -> None:
-    """Kill each program's process group: at once in the kernel, however fast its members fork.
+    """Kill each program's process group: the kernel does it at once, however fast members fork.
 
-    On a busy machine a process that forks every few milliseconds is another one whenever it is
-    looked at, and no look catches it.
+    On a busy machine a process that forks every few milliseconds has a new pid whenever /proc is
+    read, and would never be caught.
     """
     for session in _sessions(lab).difference(spared):
         with contextlib.suppress(ProcessLookupError):
@@ -140,7 +140,7 @@ def _end_groups(lab: Lab, spared: Collection[int]) -> None:
 
 
 def _round(wanted: _Wanted, spared: Collection[int]) -> list[int]:
-    """Look at every process, then a few times at those that are new: quick, to catch the quick."""
+    """Examine every process, then new ones a few times, to catch those that fork."""
     known = set(spared)
     ended = []
     for _ in range(_LOOKS_PER_ROUND):
@@ -156,14 +156,14 @@ def _pids() -> list[int]:
 
 
 def _end(pid: int, wanted: _Wanted) -> bool:
-    """Kill a process if it is the lab's; whether it was."""
+    """Kill a process if it belongs to the lab; returns whether it did."""
     entry = _PROC / str(pid)
     if not wanted.is_one(entry):
         return False
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         try:
-            # The number may have gone to somebody else since; the handle cannot.
+            # The pid may have been reused since, but the pidfd has not.
             if wanted.is_one(entry):
                 signal.pidfd_send_signal(handle, signal.SIGKILL)
         finally:
@@ -172,10 +172,10 @@ def _end(pid: int, wanted: _Wanted) -> bool:
 
 
 def _sessions(lab: Lab) -> set[int]:
-    """The sessions that the lab's programs were started in.
+    """The sessions in which the lab's programs were started.
 
-    A session's number is taken as long as anybody is in it. If its leader is another process than
-    the one that was started, the number has a new owner.
+    A session's number is in use as long as it has a member. If its leader is not the process that
+    was started, the number has been reused.
     """
     found = set()
     for path in _named(lab.directory / PIDS, ""):
@@ -187,19 +187,19 @@ def _sessions(lab: Lab) -> set[int]:
 
 
 def began_at(pid: int) -> str:
-    """When a process began, as the kernel counts; empty when there is none."""
+    """The start time of a process in clock ticks; empty if it does not exist."""
     with contextlib.suppress(OSError, IndexError):
         return _stat(_PROC / str(pid))[19]
     return ""
 
 
 def _stat(entry: Path) -> list[str]:
-    """The fields of stat(5) from the third on: the name, in brackets, may have anything in it."""
+    """The fields of stat(5) from the third on: the second, in brackets, can contain anything."""
     return (entry / "stat").read_text().rpartition(")")[2].split()
 
 
 def _ourselves() -> set[int]:
-    """This process and its ancestors: ``lab down`` may be typed into a shell of the lab."""
+    """This process and its ancestors: ``lab down`` may run in a shell of the lab."""
     spared, pid = set(), os.getpid()
     while pid > 1 and pid not in spared:
         spared.add(pid)

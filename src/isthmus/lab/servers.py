@@ -1,8 +1,8 @@
-"""The small servers of a lab, all of a host in one process: http, https, echo, source, sink, who.
+"""The small servers of a lab, one process per host: http, https, echo, source, sink, who.
 
-``python -m isthmus.lab.servers --name HOST http=8080 echo=7 ...`` serves until SIGTERM. They are
-ends like all others (tunnel/end.py): each client's socket is joined to what answers it. ``who``
-says which address it sees, by TCP and by UDP at the same port.
+``python -m isthmus.lab.servers --name HOST http=8080 echo=7 ...`` serves until SIGTERM. Servers are
+ends like all others (tunnel/end.py): each client's socket is joined to one. ``who`` reports the
+client's address, by TCP and by UDP on the same port.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from isthmus.net.tls import TlsEnd
 from isthmus.tunnel.end import BaseEnd, Early, End, Ending, join
 
 MAX_CONNECTIONS = 2000
-#: A connection that moved no byte for so long is reset. It is looked for only as often.
+#: A connection that moves no byte for this long is reset; this is also the interval of checks.
 IDLE_S = 600.0
 _CHUNK = bytes(range(256)) * 256
-#: So much of a source goes out in one turn, however fast it is taken: the others want theirs.
+#: The amount that a source sends in one turn, however fast the client reads, for fairness.
 _CHUNKS_PER_TURN = 16
 
 _MOST_BYTES = 2048
-#: Datagrams that are answered in one turn: the other servers want theirs.
+#: Datagrams answered in one turn, for fairness to the other servers.
 _PER_TURN = 64
 _PORT_TAKEN = "already in use"
 
 
 def command(host: LabHost, *, cert: str, key: str) -> list[str]:
-    """Write the command that serves what a host serves; empty if that is nothing."""
+    """The command for the servers of a host; empty if it has none."""
     if not host.serves:
         return []
     argv = module("isthmus.lab.servers", "--name", host.name)
@@ -58,7 +58,7 @@ def command(host: LabHost, *, cert: str, key: str) -> list[str]:
 
 
 class PageAnswer(NamedTuple):
-    """What is answered to a request."""
+    """The answer to a request."""
 
     status: int
     content_type: str
@@ -66,7 +66,7 @@ class PageAnswer(NamedTuple):
 
 
 class HttpEnd(Early):
-    """Answers HTTP/1 requests; ``page(method, path)`` says with what."""
+    """Answers HTTP/1 requests with the result of ``page(method, path)``."""
 
     __slots__ = ("_http", "_over", "_page", "_request")
 
@@ -88,7 +88,7 @@ class HttpEnd(Early):
 
     @override
     def resume_reading(self) -> None:
-        """The client took its answers: it may ask again."""
+        """The client has read its answers: handle its next request."""
         self.peer.resume_reading()
 
     def _take(self, data: bytes) -> bool:
@@ -121,7 +121,7 @@ class HttpEnd(Early):
                 return more
             case h11.ConnectionClosed():
                 self._end()
-            case _:  # some of a body, which nobody reads
+            case _:  # a part of a body, which is ignored
                 pass
         return True
 
@@ -151,7 +151,7 @@ class HttpEnd(Early):
 
 
 class SourceEnd(Early):
-    """Sends as fast as the client takes it, until the client says that it is done."""
+    """Sends as fast as the client reads, until the client half-closes."""
 
     __slots__ = ("_over", "_poller")
 
@@ -166,7 +166,7 @@ class SourceEnd(Early):
 
     @override
     def write(self, data: bytes) -> bool:
-        return True  # nobody is interested in what the client says
+        return True  # the client's data is ignored
 
     @override
     def write_eof(self) -> None:
@@ -179,7 +179,7 @@ class SourceEnd(Early):
 
     @override
     def resume_reading(self) -> None:
-        """Send what is taken at once; the rest when there is room, or it is our turn again."""
+        """Send as much as fits; the rest when there is room, or in the next turn."""
         for _ in range(_CHUNKS_PER_TURN):
             if self._over or not self.peer.write(_CHUNK):
                 return
@@ -187,7 +187,7 @@ class SourceEnd(Early):
 
 
 class SinkEnd(Early):
-    """Takes everything, and says at the end how many bytes it was."""
+    """Reads everything, and sends the number of bytes at the end."""
 
     __slots__ = ()
 
@@ -203,7 +203,7 @@ class SinkEnd(Early):
 
 
 class WhoEnd(Early):
-    """Says one line, and that it says no more."""
+    """Sends one line, and half-closes."""
 
     __slots__ = ("_line",)
 
@@ -218,19 +218,19 @@ class WhoEnd(Early):
 
     @override
     def write(self, data: bytes) -> bool:
-        return True  # nobody is interested in what the client says
+        return True  # the client's data is ignored
 
 
 class WhoSocket:
-    """Answers every datagram with what ``answer`` makes of its sender, ADDRESS:PORT."""
+    """Answers every datagram with ``answer`` of its sender, ADDRESS:PORT."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, port: int, answer: Callable[[str], bytes]
     ) -> None:
-        """Bind the port, and serve from now on.
+        """Bind the port, and start serving.
 
         Raises:
-            ConfigError: it cannot be bound.
+            ConfigError: the port cannot be bound.
         """
         self._loop = loop
         self._answer = answer
@@ -243,7 +243,7 @@ class WhoSocket:
         self._socket.close()
 
     def _read(self) -> None:
-        # An error is one of a datagram of before, which came to nobody.
+        # An error belongs to an earlier answer that reached no socket.
         with contextlib.suppress(OSError):
             for _ in range(_PER_TURN):
                 _, sender = self._socket.recvfrom(_MOST_BYTES)
@@ -276,7 +276,7 @@ class _Open:
 
 
 class JoinedEnds:
-    """Everything that is joined here: so many at most, and none that moves no byte for long."""
+    """The joined pairs: a limited number, and each is reset after a time without traffic."""
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class JoinedEnds:
         join(a, b)
 
     def abort_all(self) -> None:
-        """Reset everything, and watch nothing more."""
+        """Reset everything, and stop watching."""
         self._idle.take_all()
         for one in list(self._open):
             one.a.abort(Ending.DRAINED)
@@ -334,7 +334,7 @@ class LabServers:
     """The servers of one host, on all its addresses."""
 
     def __init__(self, name: str, *, context: ssl.SSLContext | None = None) -> None:
-        """Make them; ``context`` is what https needs."""
+        """``context`` is needed for https."""
         loop = asyncio.get_running_loop()
         self._loop = loop
         self._name = name
@@ -345,10 +345,10 @@ class LabServers:
         self.connections = JoinedEnds(loop)
 
     def serve(self, serve: Serve) -> int:
-        """Bind a port, 0 for any, and serve from now on; the port.
+        """Bind a port, 0 for any, and start serving; returns the port.
 
         Raises:
-            ConfigError: it cannot be bound.
+            ConfigError: the port cannot be bound.
         """
         accept = partial(self._accept, serve.kind)
         for sock in bind_tcp("", serve.port, flag=serve.kind.value):
@@ -364,7 +364,7 @@ class LabServers:
         for datagrams in self._datagrams:
             datagrams.stop()
         self.connections.abort_all()
-        await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
+        await asyncio.sleep(0)  # one turn of the loop, in which the poller closes sockets
         self._poller.shut_down()
 
     def _accept(self, kind: Serving, sock: socket.socket) -> None:
@@ -373,7 +373,7 @@ class LabServers:
             return
         try:
             peer, here = written(sock.getpeername()), written(sock.getsockname())
-        except OSError:  # reset before we looked
+        except OSError:  # reset before accept
             sock.close()
             return
         if kind is Serving.HTTPS:
@@ -388,7 +388,7 @@ class LabServers:
             case Serving.HTTP | Serving.HTTPS:
                 return HttpEnd(partial(self._page, peer, here))
             case Serving.ECHO:
-                return client  # an end that is its own peer is an echo, half-close and all
+                return client  # an end that is its own peer is an echo, including half-close
             case Serving.SOURCE:
                 return SourceEnd(self._poller)
             case Serving.SINK:
@@ -398,29 +398,29 @@ class LabServers:
 
     def _page(self, peer: str, here: str, method: str, path: str) -> PageAnswer:
         if method == "CONNECT":
-            return PageAnswer(405, "text/plain; charset=utf-8", b"this is no proxy\n")
+            return PageAnswer(405, "text/plain; charset=utf-8", b"not a proxy\n")
         text = f"from {self._name}\nasked for: {path}\nby: {peer}\nat: {here}\n"
         return PageAnswer(200, "text/plain; charset=utf-8", text.encode())
 
 
 def written(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
-    """Write a socket's address as ADDRESS:PORT; IPv4 as such, though the listener is dual-stack."""
+    """A socket's address as ADDRESS:PORT; IPv4 addresses of a dual-stack listener as IPv4."""
     host = plain(address[0])
     return f"[{host}]:{address[1]}" if ":" in host else f"{host}:{address[1]}"
 
 
 def who(name: str, peer: str) -> bytes:
-    """What a host of this name says to who asks, of whom it sees ADDRESS:PORT."""
+    """The line that a host of this name sends to a client at ADDRESS:PORT."""
     return f"{name} saw {peer.rpartition(':')[0].strip('[]')}\n".encode()
 
 
 def plain(address: str) -> str:
-    """Write an IPv4 address as such that a dual-stack socket says as an IPv6 address."""
+    """Write an IPv4-mapped address of a dual-stack socket as IPv4."""
     return address.removeprefix("::ffff:") if "." in address else address
 
 
 async def until_told(ready: str) -> None:
-    """Say that a program is ready, in a line, and wait until SIGTERM or SIGINT."""
+    """Print a program's ready line, and wait until SIGTERM or SIGINT."""
     told = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told.set)
@@ -449,7 +449,7 @@ def _serve_of(text: str) -> Serve:
 
 
 def _context_of(cert: str, key: str) -> ssl.SSLContext:
-    # Here, because only https needs it and it takes its time to import.
+    # Imported here because only https needs it and it is slow.
     from isthmus.net.contexts import TlsFiles, server_context
 
     if not cert or not key:
@@ -458,7 +458,7 @@ def _context_of(cert: str, key: str) -> ssl.SSLContext:
 
 
 def main(args: Sequence[str] | None = None) -> int:
-    """Serve until told to stop; the exit code."""
+    """Serve until told to stop; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m isthmus.lab.servers", description=__doc__)
     parser.add_argument("--name", required=True, help="The name of this host in its pages")
     parser.add_argument("--cert", default="", help="The certificate of https")

@@ -1,8 +1,8 @@
-"""Bringing a lab up, step by step, and holding it while something is done in it.
+"""Brings a lab up, step by step, and keeps it while something is done in it.
 
-Blocking code: what runs are processes. A signal is only noted, and looked at between two steps, so
-that nothing is ever interrupted between making a thing and being able to remove it; and should this
-process be killed, its guardian removes everything.
+Blocking code: whatever runs is a process. Signals are only recorded, and checked between steps, so
+that no step is interrupted before its result can be removed; if this process is killed, its
+guardian removes everything.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 class ToldToStopError(Exception):
-    """A signal came while something was under way."""
+    """A signal arrived."""
 
 
 class LabError(IsthmusError):
-    """Something in a lab did not come up."""
+    """A part of a lab did not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabStage:
-    """A lab that is up, in the hands of who made it or came back to it."""
+    """A lab that is up, for the command that made it or came back to it."""
 
     lab: Lab
     topology: Topology
@@ -82,7 +82,7 @@ class LabStage:
         return Names(self.lab.token)
 
     def prober(self, host: str) -> Prober:
-        """The probe on a host, started when first asked for."""
+        """The probe on a host, started on first use."""
         if host not in self._probers:
             tls = ProbeTlsFiles(
                 ca_cert=str(self.files.ca_cert),
@@ -101,7 +101,7 @@ class LabStage:
         """Wait, or stop when told to.
 
         Raises:
-            ToldToStopError: a signal came.
+            ToldToStopError: a signal arrived.
         """
         if self.told.wait(seconds):
             raise ToldToStopError
@@ -110,7 +110,7 @@ class LabStage:
         """Do something that waits for a probe, or stop when told to.
 
         Raises:
-            ToldToStopError: a signal came; the work goes on until the probes are closed.
+            ToldToStopError: a signal arrived; the work continues until the probes are closed.
         """
         one = ThreadPoolExecutor(1)
         try:
@@ -123,7 +123,7 @@ class LabStage:
 
 
 def enter(lab: Lab, topology: Topology, told: Told, built: Built = NOTHING) -> LabStage:
-    """Come to a lab that is there."""
+    """Attach to an existing lab."""
     files = PkiFiles.in_directory(lab.directory / PKI)
     known = {
         **values(topology, directory=str(lab.directory), files=files),
@@ -155,18 +155,18 @@ def standing(
     progress: Progress,
     built: Built = NOTHING,
 ) -> Iterator[LabStage]:
-    """Have a lab up for the time of the block, and longer if it was kept by then.
+    """Have a lab up during the block, and longer if it is marked as kept by then.
 
     Raises:
-        ConfigError: the kernel, a tool or a file does not allow it; nothing is left behind.
-        LabError: a program did not come up; nothing is left behind.
-        ToldToStopError: a signal came; nothing is left behind.
+        ConfigError: the kernel, a tool or a file prevents it; nothing is left behind.
+        LabError: a program did not start; nothing is left behind.
+        ToldToStopError: a signal arrived; nothing is left behind.
     """
     _check_programs(topology)
     removal.sweep()
     token = state.new_token()
     with _guarded(token, progress) as kept, contextlib.ExitStack() as stack:
-        os.environ[MARK] = token  # for every child, from its first moment on
+        os.environ[MARK] = token  # inherited by every child
         stack.callback(os.environ.pop, MARK, None)
         born = state.made(token, topology=topology.name, source=source, firewall=firewall)
         lab = stack.enter_context(born)
@@ -174,32 +174,32 @@ def standing(
         try:
             _make(stage, firewall, without, progress)
         except OSError as exc:
-            raise LabError(f"cannot make the lab: {exc}") from exc
+            raise LabError(f"cannot build the lab: {exc}") from exc
         yield stage
         kept.append(lab.kept)
 
 
 def _check_programs(topology: Topology) -> None:
-    """See before anything is made that everything to be run is there.
+    """Check before anything is created that all programs are installed.
 
     Raises:
         ConfigError: a program is missing.
     """
     missing = [name for name in topology.needs if shutil.which(name) is None]
     if missing:
-        raise ConfigError(f"{topology.name} needs {', '.join(missing)}, not found in the PATH")
+        raise ConfigError(f"{topology.name} needs {', '.join(missing)}: not found in the PATH")
     runs = [step.command for step in topology.steps if isinstance(step, Run)]
     if any(isinstance(step, Cable) for step in topology.steps):
         runs.append((fabric.BRIDGE_PROGRAM,))
     for command in (*(process.command for process in topology.processes), *runs):
         program = argv(command, {"python": sys.executable})[0]
         if "{" not in program and shutil.which(program) is None:
-            raise ConfigError(f"{topology.name} runs {program}, not found in the PATH")
+            raise ConfigError(f"{topology.name} runs {program}: not found in the PATH")
 
 
 @contextlib.contextmanager
 def _guarded(token: str, progress: Progress) -> Iterator[list[bool]]:
-    """Have a lab guarded; it is taken down at the end unless the list says that it is kept."""
+    """Have a lab guarded; it is removed at the end unless the list says that it is kept."""
     guardian = Guardian(token)
     kept: list[bool] = []
     try:
@@ -208,7 +208,7 @@ def _guarded(token: str, progress: Progress) -> Iterator[list[bool]]:
         if any(kept):
             guardian.keep()
         else:
-            with contextlib.suppress(OSError):  # perhaps nobody reads what we say any more
+            with contextlib.suppress(OSError):  # standard error may be closed
                 progress("taking it down")
             guardian.finish()
 
@@ -252,7 +252,7 @@ def _make(stage: LabStage, firewall: str, without: Collection[str], progress: Pr
             step(f"waiting for the servers of {host.name}")
             for serve in host.serves:
                 _wait_ready(stage, _servers_of(host), host.name, f"tcp:{serve.port}")
-    # An agent is not ready without the server that somebody wants to start by hand.
+    # An agent is not ready without the server that the user wants to start by hand.
     for process in () if without else (one for one in started if one.name not in ready):
         step(f"waiting for {process.name}")
         wait_ready(stage, process)
@@ -264,7 +264,7 @@ def _check_running(stage: LabStage) -> None:
     """Fail if a program ended at once.
 
     Raises:
-        LabError: one did.
+        LabError: a program ended.
     """
     for name, code in stage.programs.ended():
         if code:
@@ -273,11 +273,11 @@ def _check_running(stage: LabStage) -> None:
 
 def _ended(stage: LabStage, name: str, code: int) -> str:
     said = last_words(stage.lab, name)
-    return f"{name} ended with exit code {code}: {said or 'it said nothing'}"
+    return f"{name} ended with exit code {code}: {said or 'no output'}"
 
 
 def _names_of(topology: Topology) -> list[str]:
-    """Everything that a server in it may be called."""
+    """All names by which a server of the lab may be addressed."""
     hosts = [name for host in topology.hosts for name in (host.name, *map(str, host.addresses))]
     more = [text for name, address in topology.names for text in (name, str(address))]
     services = [str(one.address) for host in topology.hosts for one in host.services]
@@ -322,11 +322,11 @@ def _wait_up(stage: LabStage, host: str, pid: int) -> None:
 
 
 def _servers_of(host: LabHost) -> str:
-    return f"servers.{host.name}"  # with a dot, as no process of a topology
+    return f"servers.{host.name}"  # the dot separates it from processes of a topology
 
 
 def _furnish(stage: LabStage, host: LabHost, step: Progress) -> None:
-    """Start what a host has besides its processes: bad lines and small servers."""
+    """Start a host's bad lines and small servers."""
     for attachment in host.attachments:
         if attachment.shape is not None:
             step(f"line of {host.name} to {attachment.network}")
@@ -345,15 +345,15 @@ def _furnish(stage: LabStage, host: LabHost, step: Progress) -> None:
         )
         stage.programs.launch(_servers_of(host), in_namespace(stage.names.host(host.name), command))
     if host.serves or any(process.ready for process in host.processes):
-        stage.prober(host.name)  # it will be asked, and takes its time to begin
+        stage.prober(host.name)  # start the probe early: it takes time
 
 
 def wait_ready(stage: LabStage, process: Process) -> None:
-    """Wait until a process that was started is ready.
+    """Wait until a started process is ready.
 
     Raises:
-        LabError: it ended, or is not ready in time; its last words are in the sentence.
-        ToldToStopError: a signal came.
+        LabError: it ended, or is not ready in time; the message has its last log line.
+        ToldToStopError: a signal arrived.
     """
     if process.once:
         _wait_done(stage, process)
@@ -376,7 +376,7 @@ def _wait_done(stage: LabStage, process: Process) -> None:
 
 def _late(stage: LabStage, name: str, within_s: float, what: str) -> str:
     said = last_words(stage.lab, name)
-    return f"{name} is not {what} after {within_s:g} s: {said or 'silent'}"
+    return f"{name} is not {what} after {within_s:g} s: {said or 'no output'}"
 
 
 def _wait_ready(
@@ -387,7 +387,7 @@ def _wait_ready(
     is_ready = partial(_listens if ready.startswith("tcp:") else _answers, prober, ready)
     while True:
         answers = is_ready()
-        # Asked afterwards: somebody else may answer where it was to.
+        # Checked afterwards: another program may answer on the port.
         code = stage.programs.exit_code(name)
         if code is not None:
             raise LabError(_ended(stage, name, code))

@@ -1,9 +1,9 @@
-"""Which labs there are on this machine: a directory for each, under /run, gone with the lab.
+"""The labs of this machine: a directory for each, under /run, removed with the lab.
 
-A lab belongs to the command that makes or removes it, which holds a lock; it is born with that lock
-under another name, so nobody ever sees one without an owner that is not meant to be so. ``lab up``
-marks it as kept and lets go. One that is neither kept nor locked is what a crash left. Removing one
-is removal.py.
+A lab is owned by the command that builds or removes it, by a lock; its directory is created locked,
+under another name, so that no other command ever sees an unowned one by mistake. ``lab up`` marks
+the lab as kept and releases it. A lab that is neither kept nor locked was left by a crash.
+removal.py removes labs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from isthmus.errors import ConfigError
 
 HOME = Path("/run/isthmus/labs")
-#: In the environment of every process of a lab: its token.
+#: The environment variable of every process of a lab: its token.
 MARK = "ISTHMUS_LAB"
 KEPT = "kept"
 OWNER = "owner"
@@ -33,7 +33,7 @@ PIDS = "pids"
 STATE = "state"
 #: What those outside of a lab reach its kube-apiserver with.
 KUBECONFIG = "kubectl.conf"
-#: What the lab itself keeps in its directory: no file of a topology may be called so.
+#: Names in the lab's directory that files of a topology cannot have.
 OWN_FILES = frozenset({KEPT, OWNER, ABOUT, SOURCE, PKI, LOGS, PIDS, STATE, KUBECONFIG})
 _UNBORN = ".new-"
 _TRIES = 5
@@ -51,7 +51,7 @@ class Lab:
 
     @property
     def unborn(self) -> Path:
-        """Where it is before it is whole."""
+        """Its directory while it is being created."""
         return HOME / f"{_UNBORN}{self.token}"
 
     def machine(self, host: str) -> Path:
@@ -95,7 +95,7 @@ class Lab:
 
     @property
     def owner(self) -> int:
-        """The process that makes, runs or removes it; 0 if there is none."""
+        """The process that builds, runs or removes it; 0 if there is none."""
         with contextlib.suppress(OSError, ValueError), open(self.directory / OWNER) as owner:
             if not _lock(owner.fileno(), fcntl.LOCK_SH):
                 return int(owner.read() or "0")
@@ -103,15 +103,15 @@ class Lab:
 
     @property
     def left_over(self) -> bool:
-        """Whether a crash left it: nobody owns it, and nobody wanted it kept."""
+        """Whether a crash left it: it has no owner and is not marked as kept."""
         with contextlib.suppress(OSError), open(self.directory / OWNER) as owner:
-            # Asked while we have the lock: between two looks it might get an owner, or be kept.
+            # Checked under the lock: otherwise it might get an owner, or be kept, in between.
             return _lock(owner.fileno(), fcntl.LOCK_SH) and not self.kept
         return False
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[bool]:
-        """Own it for the time of the block, if nobody else does and it is still there."""
+        """Own the lab during the block, if it exists and has no other owner."""
         try:
             owner = os.open(self.directory / OWNER, os.O_RDWR)
         except OSError:
@@ -140,7 +140,7 @@ def _sign(fd: int) -> None:
 
 
 def new_token() -> str:
-    """Choose a token that no lab has."""
+    """An unused token."""
     while (HOME / (token := secrets.token_hex(3))).exists():
         pass
     return token
@@ -148,17 +148,17 @@ def new_token() -> str:
 
 @contextlib.contextmanager
 def made(token: str, *, topology: str, source: str, firewall: str) -> Iterator[Lab]:
-    """Make the directory of a lab, and own it for the time of the block.
+    """Create the directory of a lab, and own it during the block.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: it cannot be created.
     """
     lab = Lab(token)
     try:
         _make_directory(lab.unborn)
         owner = os.open(lab.unborn / OWNER, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     except OSError as exc:
-        raise ConfigError(f"cannot make {lab.directory}: {exc.strerror or exc}") from exc
+        raise ConfigError(f"cannot create {lab.directory}: {exc.strerror or exc}") from exc
     try:
         try:
             _lock(owner, fcntl.LOCK_EX)
@@ -168,7 +168,7 @@ def made(token: str, *, topology: str, source: str, firewall: str) -> Iterator[L
             (lab.unborn / ABOUT).write_text(json.dumps(about))
             lab.unborn.rename(lab.directory)
         except OSError as exc:
-            raise ConfigError(f"cannot make {lab.directory}: {exc.strerror or exc}") from exc
+            raise ConfigError(f"cannot create {lab.directory}: {exc.strerror or exc}") from exc
         yield lab
     finally:
         os.close(owner)
@@ -176,19 +176,19 @@ def made(token: str, *, topology: str, source: str, firewall: str) -> Iterator[L
 
 def _make_directory(path: Path) -> None:
     for _ in range(_TRIES):
-        # Whoever removes the last lab removes these two as well, perhaps between two lines here.
+        # Removing the last lab removes these two as well, perhaps between two lines here.
         with contextlib.suppress(FileNotFoundError):
             for parent in (HOME.parent, HOME):
                 parent.mkdir(exist_ok=True)
-                parent.chmod(0o755)  # whatever the umask says
+                parent.chmod(0o755)  # independent of the umask
             path.mkdir()
             path.chmod(0o700)
             return
-    raise FileNotFoundError(f"{HOME} is removed by others again and again")
+    raise FileNotFoundError(f"{HOME} keeps being removed by other commands")
 
 
 def labs() -> list[Lab]:
-    """All that there are; none for somebody who may not look."""
+    """All labs; empty for a user who may not see them."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         found = sorted(path.name for path in HOME.iterdir() if path.is_dir())
         return [Lab(name) for name in found if not name.startswith(_UNBORN)]
@@ -196,7 +196,7 @@ def labs() -> list[Lab]:
 
 
 def unborn() -> list[Lab]:
-    """Those that never were whole, and whose maker is gone."""
+    """Directories of labs that were never completed, and whose maker has ended."""
     found = []
     with contextlib.suppress(FileNotFoundError, PermissionError):
         for path in HOME.glob(f"{_UNBORN}*"):
@@ -207,19 +207,19 @@ def unborn() -> list[Lab]:
 
 
 def find(token: str) -> Lab:
-    """The lab that is meant: by its token, or the only one that there is.
+    """The lab with a token, or the only one.
 
     Raises:
-        ConfigError: there is none, or it is not clear which.
+        ConfigError: there is none, or several.
     """
     there = labs()
     if token:
         if Lab(token) in there:
             return Lab(token)
-        raise ConfigError(f"no lab {token} is up; isthmus lab list shows those that are")
+        raise ConfigError(f"no lab {token} is up: see isthmus lab list")
     if not there:
-        raise ConfigError("no lab is up; isthmus lab up TOPOLOGY makes one")
+        raise ConfigError("no lab is up: start one by isthmus lab up TOPOLOGY")
     if len(there) > 1:
         names = ", ".join(f"{lab.token} ({lab.topology})" for lab in there)
-        raise ConfigError(f"several labs are up, name one by --lab: {names}")
+        raise ConfigError(f"several labs are up: choose one by --lab: {names}")
     return there[0]

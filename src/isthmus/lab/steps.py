@@ -1,4 +1,4 @@
-"""Doing the steps of a topology in a lab that is up, and saying what was seen of each."""
+"""Performs the steps of a topology in a running lab, and reports the result of each."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ Verdict = tuple[str, bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """A step that was done: what, what had to come of it, and what was seen."""
+    """A step: what is done, what is expected, and what was observed."""
 
     source: str
     what: str
@@ -64,12 +64,12 @@ class StepResult:
 
 
 def perform(stage: LabStage, step: LabStep) -> StepResult:
-    """Do one step.
+    """Perform one step.
 
     Raises:
-        ConfigError: it cannot be done: a process that does not run cannot be stopped.
-        LabError: a process that was started is not ready.
-        ToldToStopError: a signal came.
+        ConfigError: the step is impossible, such as stopping a process that is not running.
+        LabError: a started process is not ready.
+        ToldToStopError: a signal arrived.
     """
     began = time.monotonic()
     match step:
@@ -97,7 +97,7 @@ def perform(stage: LabStage, step: LabStep) -> StepResult:
 
 
 def _until(stage: LabStage, within_s: float, look: Callable[[], Verdict]) -> Verdict:
-    """Look again and again until it holds or the time is over."""
+    """Repeat a check until it holds or the time is over."""
     give_up_at = time.monotonic() + within_s
     while not (verdict := look())[1] and time.monotonic() < give_up_at:
         stage.wait(_LOOK_AGAIN_S)
@@ -105,11 +105,11 @@ def _until(stage: LabStage, within_s: float, look: Callable[[], Verdict]) -> Ver
     return verdict
 
 
-# What a step is.
+# Descriptions.
 
 
 def describe(topology: Topology, step: LabStep) -> StepResult:
-    """Say what a step is and what has to come of it, before it is done."""
+    """Describe a step and its expectation, before it is performed."""
     match step:
         case Expectation(attempt=attempt):
             return _seen(
@@ -178,7 +178,7 @@ def traffic_named(topology: Topology, name: str) -> Traffic:
     return next(one for one in found if one.name == name)
 
 
-# What is tried.
+# Attempts.
 
 
 def _expect(stage: LabStage, step: Expectation) -> Verdict:
@@ -208,11 +208,11 @@ def _short(text: str) -> str:
     return line if len(line) <= _SAID_CHARS else f"{line[: _SAID_CHARS - 1]}…"
 
 
-# What programs say of themselves.
+# Questions to programs.
 
 
 def snapshot(stage: LabStage, process: Process) -> dict[str, Any] | None:
-    """Ask a program what it looks like; None when it has nothing to say."""
+    """The snapshot of a program; None if it does not answer."""
     url = fill(commands.admin_url(process.command), stage.values)
     if not url:
         return None
@@ -242,7 +242,7 @@ def _windows(stage: LabStage, step: WindowsGrow) -> Verdict:
     return f"grew by {grown / 1024:.0f} KiB", grown >= step.at_least_bytes
 
 
-# What is done.
+# Actions.
 
 
 def _run(stage: LabStage, step: Run) -> Verdict:
@@ -250,16 +250,16 @@ def _run(stage: LabStage, step: Run) -> Verdict:
     found = re.search(step.prints, printed)
     said = _short(found.group() if found and step.prints else printed)
     failed = code != 0
-    why = f"not done after {step.timeout_s:g} s" if code is None else f"exit code {code}"
+    why = f"not finished after {step.timeout_s:g} s" if code is None else f"exit code {code}"
     seen = ": ".join(filter(None, (why if failed else "", said))) or "works"
     return seen, found is not None and failed == step.fails
 
 
 def _output(stage: LabStage, step: Run) -> tuple[str, int | None]:
-    """Run a command: what it printed, and its exit code, None if it had to be ended.
+    """Run a command: its output, and its exit code, None if it was killed.
 
     Raises:
-        ToldToStopError: a signal came; the command is ended first.
+        ToldToStopError: a signal arrived; the command is killed first.
     """
     with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as output:
         stdin.write(fill(step.stdin, stage.values).encode())
@@ -280,7 +280,7 @@ def _output(stage: LabStage, step: Run) -> tuple[str, int | None]:
         finally:
             code = child.poll()
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)  # its children, too
+                os.killpg(child.pid, signal.SIGKILL)  # including its children
             child.wait()
         output.seek(0)
         return output.read(_MAX_OUTPUT_BYTES).decode(errors="replace"), code

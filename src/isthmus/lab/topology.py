@@ -1,7 +1,7 @@
-"""What a lab is made of, as values: networks, hosts, walls, programs, and what has to be seen.
+"""The parts of a lab as values: networks, hosts, walls, programs, and steps.
 
-Values only, checked against each other by reading.py, which makes them from YAML; nothing here
-touches the kernel. A name means a host unless something else is said.
+Values only; reading.py makes them from YAML and checks them against each other; nothing here
+touches the kernel. A name means a host unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ IpNetwork = IPv4Network | IPv6Network
 CUT, MEND = "cut", "mend"
 #: How long a process has to be ready, unless something else is said.
 READY_WITHIN_S = 60.0
-#: What a target that is asked by UDP begins with.
+#: The prefix of a target for ask by UDP.
 UDP = "udp://"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabNetwork:
-    """A bridge. With a gateway it can reach the other networks as far as the wall allows.
+    """A bridge. With a gateway it can reach other networks as far as the wall allows.
 
-    Without one nothing leaves it, so several such may have the same addresses. One ``behind`` a
-    host has that host for its router: there is a bridge of this name, or without one a cable to
-    each of the others. ``ports`` is what its ends of the cables are called, with a number.
+    Without a gateway nothing leaves it, so several of them may have the same addresses. A network
+    ``behind`` a host has that host as its router: ``bridge`` is a bridge on that host, or empty for
+    a cable to each other host. ``ports`` is the prefix of the names of the cables' ends.
     """
 
     name: str
     cidrs: tuple[IpNetwork, ...]
-    gateway: bool = True  # of the wall's
+    gateway: bool = True  # at the wall
     behind: str = ""
     bridge: str = ""
     ports: str = ""
 
     def gateway_in(self, cidr: IpNetwork) -> IpAddress:
-        """The wall's own address in one of the CIDRs: the first."""
+        """The wall's address in one of the CIDRs: the first."""
         return cidr[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineShape:
-    """What a bad line does to frames, in each direction: one-way delay, loss, rate.
+    """The properties of a bad line, per direction: one-way delay, loss, rate.
 
-    ``loss`` is a share between 0 and 1; a ``rate`` of 0 is no limit.
+    ``loss`` is a share between 0 and 1; a ``rate`` of 0 is unlimited.
     """
 
     delay_ms: float = 0.0
@@ -55,7 +55,7 @@ class LineShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attachment:
-    """A host's place on a network; the interface is called as the network."""
+    """A host's attachment to a network; the interface has the network's name."""
 
     network: str
     addresses: tuple[IpAddress, ...]
@@ -64,7 +64,7 @@ class Attachment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabRoute:
-    """Where a host sends what goes to ``to``: to another host on one of its networks."""
+    """A route of a host: packets to ``to`` go by another host on one of its networks."""
 
     to: IpNetwork
     via: str
@@ -72,9 +72,9 @@ class LabRoute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabService:
-    """An address that a host translates, as kube-proxy does a cluster IP, for what it sends.
+    """An address that a host translates for what it sends, like kube-proxy with a cluster IP.
 
-    Where it leads is a host, or an address that no host has from the beginning.
+    The target is a host, or an address that no host has initially.
     """
 
     address: IpAddress
@@ -85,12 +85,12 @@ class LabService:
 
     @property
     def to(self) -> str:
-        """Where it leads, for those who read it."""
+        """The target, for messages."""
         return self.to_host or str(self.to_address)
 
 
 class Serving(Enum):
-    """The small servers that come with the lab."""
+    """The small servers of the lab."""
 
     HTTP = "http"
     HTTPS = "https"
@@ -112,9 +112,10 @@ class Serve:
 class Process:
     """A program on a host. ``command`` has placeholders, see commands.py.
 
-    ``ready`` is a URL (http or https) that answers 200 from then on, or ``tcp:PORT``; empty means
-    that it is ready at once. One that runs ``once`` is ready when it has ended well. Without
-    ``start`` it waits for a step, or for somebody's hand; ``after`` are those that are ready first.
+    ``ready`` is an http or https URL that answers 200 once the program is ready, or ``tcp:PORT``;
+    empty means ready at once. A program that runs ``once`` is ready when it has ended with exit
+    code 0. Without ``start`` it waits for a step, or for the user; it starts once ``after`` are
+    ready.
     """
 
     name: str
@@ -133,7 +134,7 @@ class LabHost:
 
     name: str
     attachments: tuple[Attachment, ...]
-    also: tuple[IpAddress, ...] = ()  # on its loopback
+    also: tuple[IpAddress, ...] = ()  # on its loopback interface
     routes: tuple[LabRoute, ...] = ()
     services: tuple[LabService, ...] = ()
     serves: tuple[Serve, ...] = ()
@@ -143,13 +144,13 @@ class LabHost:
 
     @property
     def addresses(self) -> tuple[IpAddress, ...]:
-        """All of them but 127.0.0.1, the networks' first."""
+        """All addresses except loopback; those on networks first."""
         return (*(one for at in self.attachments for one in at.addresses), *self.also)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allow:
-    """Who may open connections to whom through the wall: hosts or networks; no ports means all."""
+    """An opening of the wall: hosts or networks on each side; no ports means all ports."""
 
     source: str
     target: str
@@ -157,23 +158,23 @@ class Allow:
 
 
 class Wall(Enum):
-    """What becomes of a connection that the wall does not allow."""
+    """What the wall does with a connection that is not allowed."""
 
-    REJECT = "reject"  # said at once, "no route to host"
+    REJECT = "reject"  # an error at once, "no route to host"
     DROP = "drop"  # silence
 
 
 class FrontendProtocol(Enum):
-    """How a way's frontend is spoken to."""
+    """The protocol of a way's frontend."""
 
     HTTP_CONNECT = "http-connect"
     GRPC = "grpc"
-    PAYLOAD = "payload"  # gRPC, too, as KEP-1281 has it
+    PAYLOAD = "payload"  # KEP-1281's protocol, also over gRPC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabFrontend:
-    """A frontend to go through: a UNIX socket, or host:port with the lab's certificates."""
+    """A frontend for attempts: a UNIX socket, or host:port with the lab's certificates."""
 
     name: str
     protocol: FrontendProtocol
@@ -182,14 +183,14 @@ class LabFrontend:
 
 
 class Verb(Enum):
-    """What is tried at a target."""
+    """What an attempt does."""
 
-    CONNECT = "connect"  # and nothing else
+    CONNECT = "connect"  # nothing else
     GET = "get"  # a page, by HTTP or HTTPS
     ECHO = "echo"  # send, half-close, and get everything back
     DOWNLOAD = "download"  # from a source, for some seconds
     UPLOAD = "upload"  # to a sink, for some seconds
-    ASK = "ask"  # who it is that asks, by TCP or UDP
+    ASK = "ask"  # which address the target sees, by TCP or UDP
 
 
 class AttemptFailure(Enum):
@@ -207,7 +208,7 @@ class AttemptFailure(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabAttempt:
-    """One thing to try from a host; ``through`` names a way, empty is directly."""
+    """One attempt from a host; ``through`` names a way, empty means directly."""
 
     source: str
     verb: Verb
@@ -220,10 +221,10 @@ class LabAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """An attempt and what has to come of it, tried again until ``within_s`` has passed.
+    """An attempt and its expected outcome, repeated until ``within_s`` has passed.
 
-    ``fails`` None means that it has to work; several are alternatives. ``answers`` has to be in the
-    page or answer, ``at_least_mbit`` is the rate to be reached.
+    ``fails`` None means that it has to succeed; several values are alternatives. ``answers`` has to
+    be in the page or answer, ``at_least_mbit`` is the minimum rate.
     """
 
     attempt: LabAttempt
@@ -235,7 +236,7 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentsAre:
-    """The agents that a server's process has, exactly, within some time."""
+    """The exact set of agents of a server's process, within some time."""
 
     server: str  # a process
     agents: tuple[str, ...]
@@ -244,7 +245,7 @@ class AgentsAre:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowsGrow:
-    """The windows on a program's links have grown by at least so much, in all."""
+    """The windows on a program's links have grown by at least this much in total."""
 
     process: str
     at_least_bytes: int
@@ -253,7 +254,7 @@ class WindowsGrow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """A command in a host, its exit code and what it prints."""
+    """A command on a host, its exit code and its output."""
 
     source: str
     command: tuple[str, ...]
@@ -265,7 +266,7 @@ class Run:
 
 
 class Deed(Enum):
-    """What is done to a process."""
+    """An action on a process."""
 
     START = "start"
     STOP = "stop"  # SIGTERM
@@ -276,7 +277,7 @@ class Deed(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessAction:
-    """Something done to a process."""
+    """An action and its process."""
 
     deed: Deed
     process: str
@@ -284,7 +285,7 @@ class ProcessAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cable:
-    """The cables of a host to some of its networks are cut, or whole again."""
+    """Cutting or mending the cables of a host to some of its networks."""
 
     host: str
     networks: tuple[str, ...]
@@ -292,23 +293,23 @@ class Cable:
 
     @property
     def deed(self) -> str:
-        """What is done to them, in one word."""
+        """The action, in one word."""
         return MEND if self.whole else CUT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """Attempts made over and over in the background, until a step ends them and counts."""
+    """Attempts repeated in the background, until a step ends and counts them."""
 
     name: str
     attempts: tuple[LabAttempt, ...]
-    clients: int = 2  # of each attempt
-    pause_s: float = 0.05  # of a client between two
+    clients: int = 2  # per attempt
+    pause_s: float = 0.05  # between two attempts of a client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficEnds:
-    """Background traffic ends; some of it worked, and at most so many attempts failed."""
+    """The end of background traffic; some attempts succeeded, and at most so many failed."""
 
     name: str
     at_most_failed: int | None = None
@@ -369,5 +370,5 @@ class Topology:
 
     @property
     def processes(self) -> tuple[Process, ...]:
-        """All of them, host by host; their names are unique in the topology."""
+        """All processes, host by host; their names are unique in the topology."""
         return tuple(process for host in self.hosts for process in host.processes)

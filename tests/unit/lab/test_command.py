@@ -11,7 +11,7 @@ import pytest
 from isthmus.cli.main import main
 from isthmus.lab import catalog
 
-NEEDS_ROOT = "isthmus: isthmus lab needs root, to make network namespaces; use sudo\n"
+NEEDS_ROOT = "isthmus: isthmus lab needs root to create network namespaces: use sudo\n"
 
 
 @pytest.fixture(autouse=True)

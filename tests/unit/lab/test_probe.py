@@ -97,14 +97,14 @@ def test_pages(prober: Prober, web: str, silent: str) -> None:
     assert prober.fetch(f"http://{web}/missing", timeout_s=10.0) == (404, "hello\n")
     with pytest.raises(TimeoutError):
         prober.fetch(f"http://{silent}/", timeout_s=0.1)
-    with pytest.raises(OSError, match="more than"):
+    with pytest.raises(OSError, match="larger than"):
         prober.fetch(f"http://{web}/large", timeout_s=10.0)
     with pytest.raises(OSError, match="not an http or https URL"):
         prober.fetch("ftp://x/", timeout_s=10.0)
     with pytest.raises(FileNotFoundError):
         prober.fetch(f"https://{web}/", timeout_s=10.0)
     for path in ("a b", "\x01", "\N{LATIN SMALL LETTER U WITH DIAERESIS}", "\x7f"):
-        with pytest.raises(OSError, match="not a URL, for its characters"):
+        with pytest.raises(OSError, match="a URL cannot contain"):
             prober.fetch(f"http://{web}/{path}", timeout_s=10.0)
 
 
@@ -130,7 +130,7 @@ def test_slow_answers_do_not_hold_up_others(prober: Prober, web: str, silent: st
 def test_traffic(prober: Prober, web: str) -> None:
     traffic = Traffic(name="t", attempts=(get(web),), pause_s=0.0)
     prober.start_traffic(traffic, {})
-    with pytest.raises(ValueError, match="runs already"):
+    with pytest.raises(ValueError, match="already running"):
         prober.start_traffic(traffic, {})
     for _ in range(5):  # it goes on meanwhile
         assert prober.attempt(get(web), None).worked

@@ -248,7 +248,7 @@ def test_download_and_upload() -> None:
         async with serving(sink) as at:
             up = await bed.attempt(Verb.UPLOAD, at, seconds=0.2)
         assert up.worked and up.bytes > 65536
-        assert up.said == f"{up.bytes} bytes were taken"
+        assert up.said == f"{up.bytes} bytes sent"
 
     run(test)
 
@@ -323,10 +323,10 @@ def test_silence_ends_in_time(verb: Verb) -> None:
     ("answer", "said"),
     [
         (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", "HTTP status 503 Busy"),
-        (b"SSH-2.0-x\r\n", "not an HTTP answer"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\ncut", "not an HTTP answer"),
-        (b"", "not an HTTP answer"),
-        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (attempts.MOST_PAGE_BYTES + 1), "more than"),
+        (b"SSH-2.0-x\r\n", "invalid HTTP response"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\ncut", "invalid HTTP response"),
+        (b"", "invalid HTTP response"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (attempts.MOST_PAGE_BYTES + 1), "larger than"),
     ],
 )
 def test_pages_that_are_none(answer: bytes, said: str) -> None:
@@ -437,9 +437,9 @@ def test_what_no_request_can_name_is_refused_before_it_is_sent(path: str) -> Non
         async with serving(page(OK_PAGE)) as target:
             outcome = await bed.attempt(Verb.GET, f"http://{target}{path}")
             assert outcome.failing is AttemptFailure.OTHER
-            assert outcome.said.startswith("not a URL, for its characters")
+            assert outcome.said.startswith("a URL cannot contain")
             made = PageUrl(at=HostPort.parse(target), host=target, path=path, https=False)
-            with pytest.raises(ValueError, match="cannot ask for"):
+            with pytest.raises(ValueError, match="cannot request"):
                 await attempts.get(made, bed.means, timeout_s=10.0)
 
     run(test)

@@ -150,8 +150,8 @@ def test_the_command_is_read_as_it_was_meant() -> None:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--loss=2"], "a line's loss is a share between 0 and 1, not 2.0"),
-        (["--delay-ms=-1"], "a line's delay is a number from 0 on, not -1.0"),
+        (["--loss=2"], "a line's loss must be between 0 and 1, not 2.0"),
+        (["--delay-ms=-1"], "a line's delay must be a number ≥ 0, not -1.0"),
         (["--rate-mbit=fast"], "argument --rate-mbit: invalid float value: 'fast'"),
         (["--colour=red"], "unrecognized arguments: --colour=red"),
     ],

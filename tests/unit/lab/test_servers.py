@@ -158,7 +158,7 @@ def test_a_source_waits_for_its_client_and_leaves_the_others_their_turn() -> Non
         (b"POST /p HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc", 200, "asked for: /p"),
         (b"GET /old HTTP/1.0\r\n\r\n", 200, "asked for: /old"),
         (b"GET /c HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n", 200, "asked for: /c"),
-        (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", 405, "no proxy"),
+        (b"CONNECT a:80 HTTP/1.1\r\nHost: a\r\n\r\n", 405, "not a proxy"),
         (b"nonsense\r\n\r\n", 400, ""),
         (b"GET /cut HTTP/1.1\r\nHos", 400, ""),
         (b"GET / HTTP/1.1\r\nHost: a\r\nX: " + b"y" * 20_000, 431, ""),

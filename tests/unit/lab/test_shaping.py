@@ -83,11 +83,11 @@ def test_a_queue_holds_a_round_trip_and_some(shape: LineShape, size: int) -> Non
 @pytest.mark.parametrize(
     ("shape", "sentence"),
     [
-        (LineShape(delay_ms=-1), "a line's delay is a number from 0 on, not -1"),
-        (LineShape(delay_ms=math.nan), "a line's delay is a number from 0 on, not nan"),
-        (LineShape(rate_mbit=math.inf), "a line's rate is a number from 0 on, not inf"),
-        (LineShape(loss=1.01), "a line's loss is a share between 0 and 1, not 1.01"),
-        (LineShape(loss=math.nan), "a line's loss is a share between 0 and 1, not nan"),
+        (LineShape(delay_ms=-1), "a line's delay must be a number ≥ 0, not -1"),
+        (LineShape(delay_ms=math.nan), "a line's delay must be a number ≥ 0, not nan"),
+        (LineShape(rate_mbit=math.inf), "a line's rate must be a number ≥ 0, not inf"),
+        (LineShape(loss=1.01), "a line's loss must be between 0 and 1, not 1.01"),
+        (LineShape(loss=math.nan), "a line's loss must be between 0 and 1, not nan"),
     ],
 )
 def test_there_is_no_such_line(shape: LineShape, sentence: str) -> None:

@@ -264,7 +264,7 @@ def run_once() -> None:
 
 def test_namespaces_without_root_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    sentence = "--namespaces needs root; use sudo, or leave the flag out"
+    sentence = "--namespaces needs root: use sudo, or omit the flag"
     with pytest.raises(ConfigError, match=f"^{sentence}$"):
         run_once()
 
@@ -275,7 +275,7 @@ def test_a_tool_that_is_missing_is_one_sentence(
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(
-        ConfigError, match="needs nft or iptables-restore, which is not in the PATH"
+        ConfigError, match="needs nft or iptables-restore: not found in the PATH"
     ):
         run_once()
     (tmp_path / "nft").touch(mode=0o700)
