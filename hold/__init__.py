@@ -1,7 +1,7 @@
-"""Scenarios that break things on purpose and count what was lost: what holds, and what does not.
+"""Scenarios that break things on purpose and count what was lost.
 
-``make hold`` runs them, docs/hold.md says what each does. Processes, certificates of a run and what
-the machine is come from bench/, whose modules are flat: this makes them importable.
+``make hold`` runs them, docs/hold.md describes each. Processes, certificates and machine details
+come from bench/, whose modules are flat: this file makes them importable.
 """
 
 from __future__ import annotations

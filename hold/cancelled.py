@@ -1,4 +1,4 @@
-"""C: thousands of dials at once, half of them given up at any moment: what is left of them."""
+"""C: thousands of dials at once, half of them cancelled at any moment: what is left behind."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from isthmus.client.dialer import Dialer
 from isthmus.dial.rules_connectivity import NetworkConnection as Door
 
 LETTER, TITLE = "C", "2,000 dials at once, half of them given up, again and again"
-#: How much memory may grow from the first rounds to the last, server and agent each.
+#: How much memory of server and agent may grow between the first rounds and the last.
 FLAT_MB = 8.0
 FIRST_ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """How much of it."""
+    """The size of the scenario."""
 
     dials: int = 2_000
     rounds: int = 20
@@ -36,11 +36,11 @@ QUICK = Numbers(rounds=6, dials=1_000)
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the dials."""
+    """The outcomes of the dials."""
 
     answered: int = 0
     given_up: int = 0
-    #: Of these, before the dial was answered.
+    #: How many of these were cancelled before the dial was answered.
     undialed: int = 0
     faults: list[str] = field(default_factory=list)
 
@@ -94,7 +94,7 @@ def scenario(ground: Ground, numbers: Numbers) -> Outcome:
 async def one_round(
     dialers: Sequence[Dialer], address: str, dials: int, numbers: Numbers, tally: Tally, seed: int
 ) -> None:
-    """So many dials, begun at the same moment; every second one has a moment to be given up."""
+    """Start dials at the same moment, and cancel every second one at a random moment."""
     chance = random.Random(seed)
     within = numbers.given_up_within_s
     tasks = [
@@ -109,7 +109,7 @@ async def one_round(
 
 
 async def one(dialer: Dialer, address: str, tally: Tally, moment: float | None) -> None:
-    """A dial and a request; what is given up is whatever is under way at its moment."""
+    """A dial and a request; whatever is in progress at the moment is cancelled."""
     dialed = False
     try:
         async with asyncio.timeout(moment):
@@ -139,7 +139,7 @@ async def quiet(programs: Sequence[Program]) -> None:
 
 
 async def stable(program: Program) -> Counts:
-    """What a program holds, twice the same."""
+    """What a program holds, once two counts are equal."""
     counts = await asyncio.to_thread(program.counts)
     for _ in range(50):
         again = await asyncio.to_thread(program.counts)
@@ -150,7 +150,7 @@ async def stable(program: Program) -> Counts:
 
 
 async def write(outcome: Outcome, program: Program, baseline: Counts) -> None:
-    """Compare what is held with what was, once it is back or has had its time."""
+    """Compare with the baseline, once the counts are back to it or the time is over."""
     seen = await asyncio.to_thread(program.counts)
     for _ in range(100):
         if seen == baseline:

@@ -1,4 +1,4 @@
-"""J: a hundred thousand tunnels of mixed sizes and lifetimes: flat memory, every sum right."""
+"""J: a hundred thousand tunnels of mixed sizes and lifetimes: flat memory, correct checksums."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from isthmus.client.dialer import Dialer
 from isthmus.dial.rules_connectivity import NetworkConnection as Door
 
 LETTER, TITLE = "J", "100,000 tunnels of mixed sizes and lifetimes"
-#: How much memory may grow from the first quarter to the end, of each program.
+#: How much memory of each program may grow between the first quarter and the end.
 FLAT_MB = 8.0
-#: Sizes each way and how often: mostly a request and an answer, seldom something large.
+#: Sizes per direction and their frequency: mostly a request and an answer, rarely large data.
 SIZES = ((0, 2), (200, 40), (2_000, 30), (16_000, 20), (100_000, 7), (1_000_000, 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """How much of it; ``most_s`` ends it before its time on a machine that is too slow."""
+    """The size of the scenario; ``most_s`` limits the time on a slow machine."""
 
     tunnels: int = 100_000
     at_once: int = 100
-    #: How many tunnels of a hundred stay open for up to a second, doing nothing.
+    #: The percentage of tunnels that stay open and idle for up to a second.
     idle_of_100: int = 3
     most_s: float = 240.0
 
@@ -42,7 +42,7 @@ QUICK = Numbers(tunnels=8_000, most_s=60.0)
 
 @dataclass(slots=True)
 class Seen:
-    """What went by."""
+    """The results so far."""
 
     done: int = 0
     bytes: int = 0
@@ -51,7 +51,7 @@ class Seen:
 
 
 def scenario(ground: Ground, numbers: Numbers) -> Outcome:
-    """All four ways at once."""
+    """All four combinations of frontend and link at once."""
     outcome = Outcome(LETTER, TITLE)
     programs: list[Program] = []
     doors: dict[str, Door] = {}
@@ -88,7 +88,7 @@ async def go_through(
     programs: Sequence[Program],
     seen: Seen,
 ) -> None:
-    """The tunnels, so many at a time, and a look at memory twenty times on the way."""
+    """Run the tunnels, with a limit on concurrency, and sample memory twenty times."""
     chance = random.Random(5)
     over = time.monotonic() + numbers.most_s
     numbered = iter(range(numbers.tunnels))
@@ -111,7 +111,7 @@ async def go_through(
 async def one(
     dialer: Dialer, address: str, number: int, chance: random.Random, numbers: Numbers, seen: Seen
 ) -> None:
-    """One tunnel: bytes both ways, each summed, perhaps after a while of nothing."""
+    """One tunnel: bytes in both directions with checksums, perhaps after an idle time."""
     sizes, weights = zip(*SIZES, strict=True)
     up, down = chance.choices(sizes, weights, k=2)
     idle_s = chance.random() if chance.randrange(100) < numbers.idle_of_100 else 0.0
@@ -124,7 +124,7 @@ async def one(
 
 
 def figures(outcome: Outcome, numbers: Numbers, seen: Seen) -> None:
-    """The figures besides those of what is left."""
+    """The figures, except those of what is left behind."""
     outcome.tell("bytes through them, all summed", seen.bytes / 1e6, "MB")
     outcome.count("tunnels that failed, or whose bytes were wrong", len(seen.faults), 0)
     outcome.notes += seen.faults[:3]

@@ -1,7 +1,7 @@
-"""Clients of the servers, in this process: a dialer for every way, and what is done with them.
+"""Clients of the servers, in this process: a dialer for every path, and operations on tunnels.
 
-They are isthmus.client's: HTTP CONNECT with a connection for each tunnel, konnectivity's gRPC with
-one for all. Every wait has a bound.
+They are isthmus.client's: HTTP CONNECT with a connection per tunnel, konnectivity's gRPC with one
+connection for all. Every wait has a limit.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def service(doors: Mapping[str, Door]) -> ConnectivityService:
 
 
 async def until(holds: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> float:
-    """Ask again and again, in a thread, until it holds; how long that took.
+    """Poll a condition in a thread until it holds; returns how long that took.
 
-    A program that does not answer yet is asked again.
+    A program that does not answer yet is polled again.
 
     Raises:
-        BenchError: it never did, or a program has ended.
+        BenchError: the time is over, or a program has ended.
     """
 
     def look() -> bool:
@@ -60,48 +60,48 @@ async def until(holds: Callable[[], bool], what: str, limit_s: float = LIMIT_S) 
     began = time.monotonic()
     while not await asyncio.to_thread(look):
         if time.monotonic() - began > limit_s:
-            raise BenchError(f"never happened within {limit_s:.0f} s: {what}")
+            raise BenchError(f"timed out after {limit_s:.0f} s waiting until {what}")
         await asyncio.sleep(0.05)
     return time.monotonic() - began
 
 
 async def opened(dialer: Dialer, address: str, line: str, timeout_s: float = LIMIT_S) -> Connection:
-    """A tunnel whose target was told what it is for."""
+    """Open a tunnel and send the job's line to the target."""
     connection = await dialer.dial("tcp", address, timeout_s=timeout_s)
     connection.write(line.encode() + b"\n")
     return connection
 
 
 async def exactly(connection: Connection, size: int, timeout_s: float = LIMIT_S) -> bytes:
-    """So many bytes.
+    """Read exactly this many bytes.
 
     Raises:
-        EOFError: the end came first.
+        EOFError: the stream ended first.
     """
     got = bytearray()
     while len(got) < size:
         data = await connection.read(size - len(got), timeout_s=timeout_s)
         if not data:
-            raise EOFError(f"the end came after {len(got)} of {size} bytes")
+            raise EOFError(f"stream ended after {len(got)} of {size} bytes")
         got += data
     return bytes(got)
 
 
 async def ask(connection: Connection, message: bytes = MESSAGE) -> float:
-    """One request to an echo, and its answer; how long it took.
+    """Send one request to an echo and read the answer; returns the time it took.
 
     Raises:
-        BenchError: the answer is another one.
+        BenchError: the answer is wrong.
     """
     began = time.monotonic()
     connection.write(message)
     if await exactly(connection, len(message)) != message:
-        raise BenchError("a wrong answer")
+        raise BenchError("wrong answer")
     return time.monotonic() - began
 
 
 async def once(dialer: Dialer, address: str, timeout_s: float = LIMIT_S) -> float:
-    """A dial, a request and a close; how long until the answer."""
+    """Dial, request, close; returns the time until the answer."""
     began = time.monotonic()
     connection = await opened(dialer, address, "echo", timeout_s)
     try:
@@ -118,7 +118,7 @@ async def once(dialer: Dialer, address: str, timeout_s: float = LIMIT_S) -> floa
 
 
 async def send(connection: Connection, seed: int, total: int) -> None:
-    """Send a stream of a seed, no faster than it is taken."""
+    """Send the stream of a seed, as fast as it is accepted."""
     for piece in pieces(seed, total):
         connection.write(piece)
         await connection.drain(timeout_s=LIMIT_S)
@@ -127,12 +127,12 @@ async def send(connection: Connection, seed: int, total: int) -> None:
 async def swap(
     dialer: Dialer, address: str, *, seed: int, up: int, down: int, idle_s: float = 0.0
 ) -> None:
-    """Send and half-close, with bytes coming the other way; the answer tells what arrived.
+    """Send and half-close, while reading the other direction; the trailer tells what arrived.
 
-    The sending begins after ``idle_s``.
+    Sending starts after ``idle_s``.
 
     Raises:
-        BenchError: a byte is missing, another one or too many, on either way.
+        BenchError: bytes are missing, wrong or extra, in either direction.
     """
     connection = await opened(dialer, address, f"swap {seed + 1} {down}")
     try:
@@ -142,7 +142,7 @@ async def swap(
             await send(connection, seed, up)
             connection.write_eof()
         if reading.result() != trailer_of(seed, up):
-            raise BenchError("the target got something else than was sent")
+            raise BenchError("the target received other bytes than were sent")
     except BaseException:
         connection.abort()
         raise
@@ -154,12 +154,12 @@ async def _read_swap(connection: Connection, seed: int, down: int) -> bytes:
     while left:
         data = await connection.read(min(left, PIECE_BYTES), timeout_s=LIMIT_S)
         if not data:
-            raise BenchError(f"the end came {left} bytes too early")
+            raise BenchError(f"stream ended {left} bytes early")
         tally.add(data)
         left -= len(data)
     if tally.trailer() != trailer_of(seed, down):
-        raise BenchError("something else came than was sent")
+        raise BenchError("received other bytes than were sent")
     trailer = await exactly(connection, TRAILER_BYTES)
     if await connection.read(timeout_s=LIMIT_S):
-        raise BenchError("more bytes than were sent")
+        raise BenchError("received more bytes than were sent")
     return trailer

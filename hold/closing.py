@@ -1,4 +1,4 @@
-"""H: send, half-close, await the reply; upload and close: every byte counted each time."""
+"""H: send, half-close, await the reply; upload and close: every byte is counted."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from isthmus.client.dialer import Dialer
 from isthmus.dial.rules_connectivity import NetworkConnection as Door
 
 LETTER, TITLE = "H", "half-closes and closes, every byte counted"
-#: What is sent each time, in turn: nothing, little, just about a buffer, and more than one.
+#: The sizes to send, in turn: nothing, little, about a buffer, and more than a buffer.
 SIZES = (0, 1, 100, 4_096, 65_535, 65_536, 65_537, 200_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """How much of it: ``times`` of both forms together, on each of four ways."""
+    """The size of the scenario: ``times`` of both forms together, on each of four paths."""
 
     times: int = 10_000
     at_once: int = 32
@@ -32,7 +32,7 @@ QUICK = Numbers(times=500)
 
 
 def scenario(ground: Ground, numbers: Numbers) -> Outcome:
-    """Both frontends over both links, one way after the other."""
+    """Both frontends over both links, one after the other."""
     outcome = Outcome(LETTER, TITLE)
     for link in LINKS:
         server, agent = ground.pair(link)
@@ -43,7 +43,7 @@ def scenario(ground: Ground, numbers: Numbers) -> Outcome:
         for program in (agent, server):
             ground.end(program)
     outcome.notes += [
-        "our client says half-close on both frontends, our agents on both links",
+        "Isthmus' client sends half-closes on both frontends, its agents on both links",
         "konnectivity's own client and agents have no half-close: with them the second form holds",
     ]
     return outcome
@@ -52,7 +52,7 @@ def scenario(ground: Ground, numbers: Numbers) -> Outcome:
 async def both_forms(
     outcome: Outcome, ground: Ground, numbers: Numbers, name: str, door: Door
 ) -> None:
-    """Half of the times each, interleaved; what was uploaded is asked of the target afterwards."""
+    """Both forms alternately; the target is asked about uploads afterwards."""
     address = ground.target.address()
     prefix = "-".join(name.replace(",", "").split())
     todo = iter(range(numbers.times))
@@ -83,7 +83,7 @@ async def both_forms(
 
 
 async def upload(dialer: Dialer, address: str, name: str, seed: int, size: int) -> None:
-    """Send and close, and wait for nothing."""
+    """Send and close, without waiting for an answer."""
     connection = await opened(dialer, address, f"put {name}")
     try:
         await send(connection, seed, size)
@@ -94,7 +94,7 @@ async def upload(dialer: Dialer, address: str, name: str, seed: int, size: int) 
 
 
 def missing(ground: Ground, prefix: str, times: int) -> list[str]:
-    """Which uploads did not arrive whole, with an end, within the limit."""
+    """The uploads that did not arrive complete within the time limit."""
     got: dict[str, object] = {}
     numbers = range(1, times, 2)
     deadline = time.monotonic() + LIMIT_S

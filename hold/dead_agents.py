@@ -19,14 +19,14 @@ from isthmus.client.dialer import Dialer
 
 LETTER, TITLE = "B", "an agent closed, frozen, cut off: until it is not chosen"
 CLOSED_GOAL_S, SILENT_GOAL_S = 1.0, 25.0
-#: A dial that takes this long was with an agent that did not answer.
+#: A dial that takes this long was sent to an agent that did not answer.
 HARMED_S = 0.9
 DIAL_S = 35.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """How much of it."""
+    """The size of the scenario."""
 
     pause_s: float = 0.1
     settle_s: float = 3.0
@@ -40,7 +40,7 @@ QUICK = Numbers(cases=("closed", "frozen"))
 
 @dataclass(slots=True)
 class Dials:
-    """Dials again and again through both frontends, each with when it began and how it went."""
+    """Repeated dials through both frontends, each with its start time and its outcome."""
 
     dialers: list[Dialer]
     address: str
@@ -50,7 +50,7 @@ class Dials:
     most_pending: int = 0
 
     async def go_on(self) -> None:
-        """Until cancelled; none waits for another."""
+        """Start dials until cancelled, without waiting for earlier ones."""
         loop, turn = asyncio.get_running_loop(), 0
         while True:
             task = loop.create_task(self._dial(self.dialers[turn % len(self.dialers)]))
@@ -70,7 +70,7 @@ class Dials:
 
 
 def scenario(ground: Ground, numbers: Numbers) -> Outcome:
-    """Both links at once: a server each, an agent that stays and one that suffers."""
+    """Both links at once: each with a server, an agent that stays and an agent that is harmed."""
     outcome = Outcome(LETTER, TITLE)
     cases = [case for case in numbers.cases if case != "cut off" or ground.alone]
     if len(cases) < len(numbers.cases):
@@ -100,14 +100,14 @@ class Bed:
         )
 
     async def linked(self) -> float:
-        """Wait until both agents are chosen; how long that took."""
+        """Wait until both agents are chosen; returns how long that took."""
         return await until(
             lambda: self.server.has(self.stays.name) and self.server.has(self.victim.name),
             "both agents are linked",
         )
 
     async def suffer(self, harm: Callable[[], None]) -> tuple[float, Dials, float]:
-        """Do it under dials; until it was not chosen, the dials, and when it was done."""
+        """Harm an agent under dials; returns when the server noticed, the dials, and the time."""
         async with service({name: self.server.door(name) for name in FRONTENDS}) as clients:
             dialers = [clients.dialer(name) for name in FRONTENDS]
             dials = Dials(dialers, self.address, self.numbers.pause_s)
@@ -183,3 +183,6 @@ def write(
     outcome.tell(f"{name}: dials pending at once, at most", dials.most_pending)
     if failed:
         outcome.notes.append(f"{name}: {failed[0]}")
+    """All bytes moved so far, including those of open tunnels."""
+    # Timed: the kernel determines how much a socket buffers.
+    """The figures of a path."""

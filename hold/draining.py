@@ -1,6 +1,6 @@
-"""D: an agent and a server are told to stop under load: what fails, and how streams end.
+"""D: an agent and a server get SIGTERM under load: what fails, and how streams end.
 
-A request that fails on one server is made again on the other, as another kube-apiserver would.
+A request that fails on one server is repeated on the other, as another kube-apiserver would do.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from hold.traffic import FAULTS, percentile
 from isthmus.client.dialer import Dialer
 
 LETTER, TITLE = "D", "an agent and a server told to stop, under requests and long streams"
-#: Requests under way at the same time, at most.
+#: The maximum number of concurrent requests.
 AT_ONCE = 100
-#: What a program may take to end after its grace: its peers say goodbye, its ports close.
+#: The time for a program to end after its grace period.
 SPARE_S = 5.0
 HOSTS = ("127.0.0.1", "127.0.0.2")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """How much of it; half of the streams end before the grace does, the others do not."""
+    """The size of the scenario; half of the streams end within the grace period."""
 
     requests_per_s: int = 500
     streams: int = 40
@@ -47,7 +47,7 @@ QUICK = Numbers(streams=20, grace_s=3, lead_s=1.0)
 
 @dataclass(slots=True)
 class Seen:
-    """What became of requests and of streams."""
+    """The outcomes of requests and streams."""
 
     pending: int = 0
     answered: int = 0
@@ -61,7 +61,7 @@ class Seen:
 
 
 def scenario(ground: Ground, numbers: Numbers) -> Outcome:
-    """Two servers and two agents over each kind of link; the first of each is told to stop."""
+    """Two servers and two agents over each kind of link; the first of each gets SIGTERM."""
     outcome = Outcome(LETTER, TITLE)
     for link in numbers.links:
         grace = f"--graceful-shutdown-timeout={numbers.grace_s}s"
@@ -95,11 +95,11 @@ async def stop(
     victim: Program,
     link: str,
 ) -> None:
-    """Tell one to stop in the midst of it all, and wait until everything is over."""
+    """Send SIGTERM under load, and wait until everything is over."""
     names = sorted(agent.name for agent in agents)
     for server in servers:
         await until(lambda s=server: s.peers() == names, "a full mesh")  # type: ignore[misc]
-    # Streams come by TLS: a UNIX socket cannot say that it was reset.
+    # Streams use TLS: a UNIX socket cannot carry a reset.
     doors = {
         f"{frontend}-{carrier}-{number}": server.door(frontend, carrier)
         for number, server in enumerate(servers)
@@ -135,12 +135,12 @@ async def stop(
 
 
 async def ended(victim: Program) -> float:
-    """Wait until a program has ended; the moment when it had.
+    """Wait until a program has ended; returns that moment.
 
     Raises:
-        BenchError: it never did.
+        BenchError: it did not end in time.
     """
-    # The loop hears of it from the kernel: who asks again and again waits for the requests' turns.
+    # The kernel notifies the event loop: polling would wait behind the requests.
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     descriptor = os.pidfd_open(victim.child.pid)
     loop.add_reader(descriptor, over.set)
@@ -162,11 +162,11 @@ async def ask_on(
     seen: Seen,
     work: asyncio.TaskGroup,
 ) -> None:
-    """Requests at their rate, until cancelled; no one waits for another."""
+    """Send requests at a rate, until cancelled, without waiting for earlier ones."""
     began, sent = time.monotonic(), 0
     while True:
         due = int((time.monotonic() - began) * numbers.requests_per_s)
-        # A machine that is too slow for the rate gets fewer, not a queue.
+        # A machine too slow for the rate gets fewer requests, not a queue.
         for number in range(sent, min(due, sent + AT_ONCE - seen.pending)):
             servers = pairs[number % 2]
             order = servers if (number // 2) % 2 else servers[::-1]
@@ -177,7 +177,7 @@ async def ask_on(
 
 
 async def request(order: Sequence[Dialer], address: str, seen: Seen) -> None:
-    """One request, on the other server if the first did not answer it."""
+    """One request, repeated on the other server if the first did not answer it."""
     try:
         await _request(order, address, seen)
     finally:
@@ -200,8 +200,8 @@ async def _request(order: Sequence[Dialer], address: str, seen: Seen) -> None:
 
 
 async def stream(dialer: Dialer, address: str, number: int, numbers: Numbers, seen: Seen) -> None:
-    """A long stream: it comes whole, or it is reset with what came being right; nothing else."""
-    # Two kinds: over well within the grace, and far from over at its end.
+    """A long stream: it must arrive whole, or be reset after a correct beginning."""
+    # Two kinds: one ends well within the grace period, the other long after it.
     lasts = numbers.lead_s + numbers.grace_s * (0.4 if (number // 4) % 2 else 3)
     rate = 64 * 1024
     total = int(rate * lasts)
@@ -227,7 +227,7 @@ async def stream(dialer: Dialer, address: str, number: int, numbers: Numbers, se
 
 
 def begins(tally: Tally, seed: int, total: int) -> bool:
-    """Whether what came is the beginning of the stream."""
+    """Whether the received bytes are the beginning of the stream."""
     expected, left = Tally(), tally.size
     for piece in pieces(seed, total):
         expected.add(piece[:left])

@@ -1,4 +1,4 @@
-"""What a scenario stands on: certificates, a target, servers and agents as processes."""
+"""The environment of a scenario: certificates, a target, servers and agents as processes."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Target:
         self.port = port
 
     def address(self, host: str = "127.0.0.1") -> str:
-        """Where a tunnel leads to."""
+        """The target of tunnels."""
         return f"{host}:{self.port}"
 
     def ask(self, line: str) -> dict[str, object]:
-        """Ask it something, directly."""
+        """Send it a query, directly."""
         with socket.create_connection(("127.0.0.1", self.port), READY_S) as sock:
             sock.sendall(line.encode() + b"\n")
             said = b"".join(iter(lambda: sock.recv(1 << 20), b""))
@@ -44,8 +44,7 @@ class Target:
 class Ground:
     """Starts the programs of one scenario; leaving the workspace ends them all.
 
-    ``say`` takes a line about what happens now. ``alone`` is whether the run has a network
-    namespace of its own.
+    ``say`` receives progress messages. ``alone`` is whether the run has its own network namespace.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Ground:
         agent_port: int = 0,
         files: pki.PkiFiles | None = None,
     ) -> Server:
-        """Start a server with both frontends, each by UNIX socket and by TLS; not waited for."""
+        """Start a server with both frontends, each by UNIX socket and by TLS, without waiting."""
         files = files or self.files
         server = Server(
             name=name,
@@ -96,9 +95,9 @@ class Ground:
         inside: Sequence[str] = (),
         files: pki.PkiFiles | None = None,
     ) -> Agent:
-        """Start an agent of a server, which may be anywhere that ``more`` says; not waited for.
+        """Start an agent of a server, whose address ``more`` may override, without waiting.
 
-        ``inside`` is put before its command.
+        ``inside`` is a prefix of its command.
         """
         agent = Agent(
             name=name,
@@ -123,16 +122,16 @@ class Ground:
         return server, agent
 
     def start(self, program: Program, flags: Sequence[str], inside: Sequence[str] = ()) -> None:
-        """Start a program, as ``again`` will."""
+        """Start a program; ``again`` starts it with the same flags."""
         program.command = [*inside, sys.executable, str(LAUNCH), program.kind, *flags]
         self.again(program)
 
     def again(self, program: Program) -> None:
-        """Start a program with the flags that it had, after its end."""
+        """Start a program again with its flags, after its end."""
         program.child = self.space.start(program.name, program.command)
 
     def end(self, program: Program, by: signal.Signals = signal.SIGKILL) -> None:
-        """Send a signal that ends a program, and wait until it has."""
+        """Send a signal that ends a program, and wait for its end."""
         program.signal(by)
         program.child.wait(READY_S)
         self.space.stop(program.child)

@@ -1,7 +1,7 @@
-"""I: the server is killed under a real kube-apiserver's traffic: it stays ready, and goes on after.
+"""I: the server is killed under a real kube-apiserver's traffic, which stays ready and recovers.
 
 The kube-apiserver, etcd and the node behind a firewall are those of the interop tests; their
-programs have to be built (``make interop`` does), and namespaces need root.
+programs have to be built (by ``make interop``), and namespaces need root.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NODE_PAGE = "/api/v1/nodes/plain/proxy/healthz"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """How much of it; of the ways, how many: HTTP CONNECT over mux, and gRPC over gRPC."""
+    """The size of the scenario; ``ways`` counts HTTP CONNECT over mux, and gRPC over gRPC."""
 
     ways: int = 2
     kills: int = 2
@@ -49,21 +49,21 @@ QUICK = Numbers(ways=1, kills=1)
 
 @dataclass(slots=True)
 class Seen:
-    """Requests with when they began and ended and whether they were answered; and readiness."""
+    """Requests with start, end and outcome; and the readiness of kube-apiserver."""
 
     requests: list[tuple[float, float, bool]] = field(default_factory=list)
-    #: From each kill to when requests were answered again.
+    #: The time from each kill until requests were answered again.
     down: list[tuple[float, float]] = field(default_factory=list)
     ready: int = 0
     not_ready: int = 0
     recovered_s: list[float] = field(default_factory=list)
 
     def answered_since(self, moment: float) -> float | None:
-        """When the first request began that came after a moment and was answered."""
+        """The start of the first successful request after a moment."""
         return min((at for at, _, ok in list(self.requests) if ok and at > moment), default=None)
 
     def failed(self) -> tuple[int, int]:
-        """How many failed that met a time when the server was down, and how many did not."""
+        """The number of failed requests while the server was down, and at other times."""
         failed = [(began, ended) for began, ended, ok in self.requests if not ok]
         met = sum(
             any(began <= back and ended >= kill for kill, back in self.down)
@@ -73,7 +73,7 @@ class Seen:
 
 
 def scenario(ground: Ground, numbers: Numbers) -> Outcome:
-    """One way after the other, each with an apiserver of its own."""
+    """One path after the other, each with its own kube-apiserver."""
     outcome = Outcome(LETTER, TITLE)
     binaries = built()
     if binaries is None or os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("nft")):
@@ -100,7 +100,7 @@ def scenario(ground: Ground, numbers: Numbers) -> Outcome:
 
 
 def kill_often(numbers: Numbers, tunnel: Tunnel, api: Api) -> Seen:
-    """Kill the server and start it again, under requests, with an eye on readiness."""
+    """Kill the server and start it again, under requests, while checking readiness."""
     seen = Seen()
     with asking(numbers, api, seen), watching(api, seen):
         for _ in range(numbers.kills):
@@ -121,7 +121,7 @@ def kill_often(numbers: Numbers, tunnel: Tunnel, api: Api) -> Seen:
 
 
 def _answered(seen: Seen, *, since: float, limit_s: float = 60.0) -> float:
-    """When the first request began that is answered after a moment; waits for it."""
+    """Wait for the first successful request that starts after a moment; returns its start."""
     while time.monotonic() < since + limit_s:
         first = seen.answered_since(since)
         if first is not None:
@@ -132,7 +132,7 @@ def _answered(seen: Seen, *, since: float, limit_s: float = 60.0) -> float:
 
 @contextmanager
 def asking(numbers: Numbers, api: Api, seen: Seen) -> Iterator[None]:
-    """Ask the node's page through the apiserver; no request waits for another, 64 at most."""
+    """Request the node's page through kube-apiserver, at most 64 at a time."""
     from kube.api import CallFailedError
 
     stop = threading.Event()
@@ -156,7 +156,7 @@ def asking(numbers: Numbers, api: Api, seen: Seen) -> Iterator[None]:
 
 @contextmanager
 def watching(api: Api, seen: Seen) -> Iterator[None]:
-    """Ask the apiserver whether it is ready, ten times a second."""
+    """Ask kube-apiserver ten times a second whether it is ready."""
     stop = threading.Event()
 
     def go_on() -> None:

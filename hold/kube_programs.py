@@ -1,4 +1,4 @@
-"""The real kube-apiserver and etcd of the interop tests, where they are built already."""
+"""The real kube-apiserver and etcd of the interop tests, if they are built."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NOT_BUILT = "kube-apiserver is not built: make interop builds it"
 
 
 def built() -> Binaries | None:
-    """The programs; None where building them would take its many minutes first."""
+    """The programs; None if they would have to be built, which takes many minutes."""
     from kube import build
 
     if not all(target.done for target in build.TARGETS):

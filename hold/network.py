@@ -1,7 +1,7 @@
-"""Network namespaces of a run: nameless, so that they are gone with the last process in them.
+"""Network namespaces of a run: without names, so that they disappear with their last process.
 
-The run moves into one of its own, where ports are free and rules are its own; another can be put
-beside it for a program that is to be cut off. Needs root; nothing is made in the machine's own.
+The run moves into its own namespace, where ports are free and rules affect nothing else; a second
+one holds a program that is to be cut off. Needs root; the machine's namespace is not changed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ chain out { type filter hook output priority 0; policy drop; }; }"
 
 
 def own_network() -> bool:
-    """Move this thread and all that it starts into a new namespace; False without the right to."""
+    """Move this thread and its children into a new namespace; False without permission."""
     if os.geteuid() != 0:
         return False
     if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNET):
@@ -33,26 +33,26 @@ def own_network() -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """A namespace with a cable to ours: THERE is its address, HERE is ours on that cable."""
+    """A namespace with a cable to this one: THERE is its address, HERE this side's."""
 
     holder: Child
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Put before a command, it runs in there."""
+        """A command prefix that runs the command in the namespace."""
         return ("nsenter", f"--target={self.holder.pid}", "--net", "--")
 
     def cut(self) -> None:
-        """Drop every packet in and out; nobody is told."""
+        """Drop every packet in both directions."""
         _run([*self.prefix, "nft", _CUT])
 
     def mend(self) -> None:
-        """Let them through again."""
+        """Stop dropping packets."""
         _run([*self.prefix, "nft", "delete table inet hold"])
 
 
 def beside(space: Workspace) -> Beside:
-    """Make a namespace that lives as long as a process in it, which the workspace ends."""
+    """Make a namespace that lives as long as its process, which the workspace ends."""
     holder = space.start("namespace", ["unshare", "--net", "sleep", "3600"])
     made = Beside(holder)
     _wait_for_own(holder)
@@ -67,7 +67,7 @@ def beside(space: Workspace) -> Beside:
 
 
 def _wait_for_own(holder: Child) -> None:
-    """unshare(1) has moved when its namespace is not ours any more."""
+    """Wait until unshare(1) has moved to a namespace of its own."""
     ours = os.readlink("/proc/thread-self/ns/net")
     wait_until(lambda: os.readlink(f"/proc/{holder.pid}/ns/net") != ours, (holder,), "a namespace")
 

@@ -1,4 +1,4 @@
-"""What a scenario found: figures, the goals that some are held to, and a verdict of them all."""
+"""The result of a scenario: figures, goals for some of them, and a verdict."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One thing that was seen. ``held`` is None where there is no goal.
+    """One figure. ``held`` is None if there is no goal.
 
-    ``timed`` figures are of time or of memory, which a busy machine changes; the others are counts
-    that are right or wrong on any machine.
+    ``timed`` figures are of time or memory and depend on the machine's load; the others are counts,
+    which are right or wrong on any machine.
     """
 
     name: str
@@ -23,7 +23,7 @@ class Figure:
 
     @property
     def shown(self) -> str:
-        """The value as people read it."""
+        """The value as text."""
         if isinstance(self.value, str):
             return self.value
         number = float(self.value)
@@ -34,7 +34,7 @@ class Figure:
 
 @dataclass(slots=True)
 class Outcome:
-    """The figures of one scenario, in the order in which they came."""
+    """The figures of one scenario, in order."""
 
     letter: str
     title: str
@@ -44,13 +44,13 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """What it comes to; a scenario that looked at no goal has not held, it was left out."""
+        """The verdict; a scenario without any goal was left out and did not hold."""
         if self.missed():
             return "NOT held"
         return "held" if any(it.held for it in self.figures) else "left out"
 
     def missed(self) -> list[str]:
-        """Say which goals were not reached."""
+        """The missed goals, as text."""
         return [
             f"{it.name}: {it.shown} {it.unit}".rstrip() + f", goal {it.goal}"
             for it in self.figures
@@ -62,7 +62,7 @@ class Outcome:
         self.figures.append(Figure(name=name, value=value, unit=unit))
 
     def time(self, name: str, value: float, unit: str, at_most: float | None = None) -> None:
-        """Add a figure of time, memory or a share; it is to be ``at_most`` so much, if given."""
+        """Add a figure of time, memory or a share, with an optional upper bound."""
         goal = "" if at_most is None else f"≤ {at_most:g}"
         held = None if at_most is None else value <= at_most
         self.figures.append(
@@ -70,14 +70,14 @@ class Outcome:
         )
 
     def load(self, name: str, value: float, at_least: float, unit: str = "") -> None:
-        """Add how much was done; less than was meant proves less, so that it is a goal."""
+        """Add the amount of load; the goal is a lower bound, because less load proves less."""
         goal, held = f"≥ {at_least:,g}", value >= at_least
         self.figures.append(
             Figure(name=name, value=value, unit=unit, goal=goal, held=held, timed=True)
         )
 
     def count(self, name: str, value: int, exactly: int, unit: str = "") -> None:
-        """Add a count that is to be just so."""
+        """Add a count with its exact expected value."""
         self.figures.append(
             Figure(name=name, value=value, unit=unit, goal=f"{exactly:,}", held=value == exactly)
         )

@@ -1,4 +1,4 @@
-"""Bytes that both sides can make: a seed and a length say what every byte of a stream must be."""
+"""Bytes that both sides can generate: seed and length determine every byte of a stream."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import random
 from collections.abc import Iterator
 
 PIECE_BYTES = 64 * 1024
-# What begins at another place is another stream.
+# A stream that is shifted is a different stream.
 _BASE = random.Random(20).randbytes(PIECE_BYTES + 65_521)
-#: Eight bytes of length and a checksum: what a target says of what it got.
+#: Eight bytes of length and a checksum: the target's report of what it received.
 TRAILER_BYTES = 8 + 32
 
 
 def pieces(seed: int, total: int) -> Iterator[bytes]:
-    """The stream of a seed, ``total`` bytes of it."""
+    """The stream of a seed, ``total`` bytes in pieces."""
     at, left = seed % 65_521, total
     while left:
         size = min(PIECE_BYTES, left)
@@ -23,7 +23,7 @@ def pieces(seed: int, total: int) -> Iterator[bytes]:
 
 
 class Tally:
-    """Counts and sums what goes by."""
+    """Counts bytes and computes their checksum."""
 
     __slots__ = ("_sum", "size")
 
@@ -32,17 +32,17 @@ class Tally:
         self._sum = hashlib.sha256()
 
     def add(self, data: bytes) -> None:
-        """Take some more."""
+        """Add data."""
         self.size += len(data)
         self._sum.update(data)
 
     def trailer(self) -> bytes:
-        """Say what it was, in TRAILER_BYTES."""
+        """The report, in TRAILER_BYTES."""
         return self.size.to_bytes(8, "big") + self._sum.digest()
 
 
 def trailer_of(seed: int, total: int) -> bytes:
-    """What a whole stream's trailer must be."""
+    """The trailer of a complete stream."""
     tally = Tally()
     for piece in pieces(seed, total):
         tally.add(piece)

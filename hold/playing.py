@@ -1,4 +1,4 @@
-"""One scenario from its beginning to its end, within its time, whatever happens in it."""
+"""Plays one scenario within its time limit, whatever happens in it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hold.traffic import FAULTS
 
 
 class Late:
-    """A limit in seconds, then an interrupt as of Ctrl-C; ``passed`` tells it from a real one."""
+    """A time limit that interrupts like Ctrl-C; ``passed`` tells it from a real interrupt."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = max(0.1, limit_s)
@@ -25,7 +25,7 @@ class Late:
 
     def __enter__(self) -> Self:
         signal.signal(signal.SIGALRM, self._ring)
-        # And again: the first one cancels, the next ones end what cannot be cancelled.
+        # Repeatedly: the first interrupt cancels, later ones end what cannot be cancelled.
         signal.setitimer(signal.ITIMER_REAL, self._limit_s, 20.0)
         return self
 
@@ -45,27 +45,27 @@ def play(
     alone: bool,
     limit_s: float,
 ) -> Outcome:
-    """One scenario on a ground of its own; one that breaks off is one that did not hold."""
+    """Play a scenario with its own ground; one that breaks off has not held."""
     say(f"{module.LETTER}: {module.TITLE}")
     began = time.monotonic()
     late = Late(limit_s)
     try:
         with Workspace() as space, late:
             outcome: Outcome = module.scenario(Ground(space, alone=alone, say=say), numbers)
-    except FAULTS as exc:  # something that goes on beside all of it failed, and should not have
+    except FAULTS as exc:  # a background activity failed unexpectedly
         outcome = broken_off(module, str(exc) or repr(exc))
     except KeyboardInterrupt:
         if not late.passed:
             raise
         outcome = broken_off(module, f"not done after {limit_s:.0f} s")
-    except Exception as exc:  # whatever it was, the other scenarios still have their turn
+    except Exception as exc:  # any error: the other scenarios still run
         outcome = broken_off(module, "".join(format_exception(exc)))
     outcome.seconds = time.monotonic() - began
     return outcome
 
 
 def broken_off(module: ModuleType, why: str) -> Outcome:
-    """What to say of a scenario that did not come to its end."""
+    """The outcome of a scenario that did not finish."""
     outcome = Outcome(module.LETTER, module.TITLE)
     outcome.figures.append(
         Figure(name="broke off", value=why[-2000:], goal="to its end", held=False)

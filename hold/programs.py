@@ -1,4 +1,4 @@
-"""A server or an agent as a process: its flags, its ports, and what it holds at this moment."""
+"""A server or an agent as a process: its flags, its ports, and the resources it holds."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LOOPBACK = "127.0.0.1"
 
 
 class SilentError(BenchError):
-    """A program runs and does not answer on its administrative port, perhaps not yet."""
+    """A running program does not answer on its administrative port, perhaps not yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What a program holds: all of it is back to what it was once the tunnels are gone."""
+    """The resources of a program, which return to their previous values after the tunnels."""
 
     descriptors: int
     tasks: int
@@ -42,7 +42,7 @@ class Counts:
 
 @dataclass(slots=True, kw_only=True)
 class Program:
-    """What servers and agents have in common."""
+    """The common part of servers and agents."""
 
     name: str
     files: PkiFiles
@@ -53,11 +53,11 @@ class Program:
 
     @property
     def admin(self) -> AdminClient:
-        """Its administrative port."""
+        """A client of its administrative port."""
         return AdminClient(f"http://{LOOPBACK}:{self.admin_port}", timeout_s=20.0)
 
     def snapshot(self) -> dict[str, Any]:
-        """What it looks like, without its tunnels.
+        """Its snapshot, without tunnels.
 
         Raises:
             BenchError: it has ended; SilentError if it does not answer.
@@ -69,21 +69,21 @@ class Program:
             raise SilentError(f"{self.name}: {exc}") from exc
 
     def peers(self) -> list[str]:
-        """Who is at the other ends of the links that take dials, one entry for each."""
+        """The peers of links that accept dials, one entry per link."""
         links = self.snapshot()["links"]
         return sorted(
             link["peerId"] for link in links if link["state"] not in ("greeting", "draining")
         )
 
     def tunnels(self) -> int:
-        """How many it carries."""
+        """The number of its tunnels."""
         return _tunnels(self.snapshot())
 
     def counts(self) -> Counts:
-        """What it holds now; the asking itself is the same each time."""
+        """The present counts; the query itself always costs the same."""
         seen = self.snapshot()
         tasks = self.admin.text("/debug/pprof/goroutine?debug=2")
-        time.sleep(0.05)  # for it to close the connections that asked
+        time.sleep(0.05)  # let it close the connections of the query
         return Counts(
             descriptors=len(os.listdir(f"/proc/{self.child.pid}/fd")),
             tasks=sum(line.startswith("task ") for line in tasks.splitlines()),
@@ -96,7 +96,7 @@ class Program:
         return rss_kb([self.child.pid]) / 1024
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it still runs."""
+        """Send a signal, if it is still running."""
         if self.child.process.poll() is None:
             self.child.process.send_signal(number)
 
@@ -119,7 +119,7 @@ class Server(Program):
         self.admin_port = self.ports[3]
 
     def passing(self) -> int:
-        """How many agents' connections to other servers pass through it."""
+        """The number of agents' connections to other servers that pass through it."""
         name = "isthmus_server_agent_connections_passing "
         lines = self.admin.text("/metrics").splitlines()
         return next((int(float(line.split()[1])) for line in lines if line.startswith(name)), 0)
@@ -147,7 +147,7 @@ class Server(Program):
         ]  # fmt: skip
 
     def door(self, frontend: str, carrier: str = "uds") -> NetworkConnection:
-        """How a client comes in: ``connect`` or ``grpc``, by ``uds`` or ``tls``."""
+        """A connection for clients: ``connect`` or ``grpc``, by ``uds`` or ``tls``."""
         protocol = NetworkProtocol.HTTP_CONNECT if frontend == "connect" else NetworkProtocol.PACKET
         if carrier == "uds":
             return NetworkConnection(protocol=protocol, uds=self.uds(frontend))
@@ -161,7 +161,7 @@ class Server(Program):
         return NetworkConnection(protocol=protocol, tcp=HostPort("localhost", port), tls=tls)
 
     def has(self, agent: str) -> bool:
-        """Whether dials may go to an agent: it has a link that is open and not stuck."""
+        """Whether dials may go to an agent: it has an open link that is not stalled."""
         return any(
             link["peerId"] == agent and link["state"] == "open" for link in self.snapshot()["links"]
         )

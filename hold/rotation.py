@@ -1,7 +1,7 @@
 """G: certificates and authorities replaced every few seconds under traffic: nothing drops.
 
-An authority is replaced as one does it: everybody trusts both, then everybody shows the new one's
-certificates, then the old one goes. In between, all certificates are issued anew.
+An authority is replaced as in practice: first every program trusts both, then certificates of the
+new one are used, then the old one is removed. In between, all certificates are reissued.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LEAVES = ("server", "agent", "client")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """How much of it; a step has to be longer than the programs take to look at files, 1 s."""
+    """The size of the scenario; a step is longer than the programs' interval for checking files."""
 
     seconds: float = 60.0
     step_s: float = 2.5
@@ -39,7 +39,7 @@ QUICK = Numbers(seconds=20.0, tunnels=20)
 
 
 class Files:
-    """The directory that everybody reads, and how its files are replaced."""
+    """The directory of certificates, and how its files are replaced."""
 
     def __init__(self, directory: Path) -> None:
         self.live = directory
@@ -47,7 +47,7 @@ class Files:
         self.leaves = self.authorities = 0
 
     def _place(self, name: str, content: bytes) -> None:
-        """Replace a file at once, as a mounted secret is."""
+        """Replace a file atomically, like a mounted Secret."""
         path = self.live / name
         temporary = path.with_suffix(".new")
         temporary.write_bytes(content)
@@ -55,7 +55,7 @@ class Files:
         os.replace(temporary, path)
 
     def new_leaves(self) -> None:
-        """Issue every certificate anew, by the authority that there is."""
+        """Reissue every certificate, by the present authority."""
         fresh = self._fresh
         fresh.mkdir(exist_ok=True)
         for name in ("ca.crt", "ca.key"):
@@ -65,19 +65,19 @@ class Files:
         self._show()
 
     def trust_both(self) -> None:
-        """A new authority, which everybody trusts beside the old one."""
+        """Create a new authority, which is trusted in addition to the old one."""
         shutil.rmtree(self._fresh, ignore_errors=True)
         pki.init(self._fresh, server_names=NAMES, days=2, one_ca=True)
         new = (self._fresh / "ca.crt").read_bytes()
         self._place("ca.crt", new + (self.live / "ca.crt").read_bytes())
 
     def show_new(self) -> None:
-        """Everybody shows certificates of the new one."""
+        """Use certificates of the new authority."""
         self._show()
         self._place("ca.key", (self._fresh / "ca.key").read_bytes())
 
     def trust_new(self) -> None:
-        """Nobody trusts the old one any more."""
+        """Stop trusting the old authority."""
         self._place("ca.crt", (self._fresh / "ca.crt").read_bytes())
         self.authorities += 1
 
@@ -89,7 +89,7 @@ class Files:
 
 
 def scenario(ground: Ground, numbers: Numbers) -> Outcome:
-    """Both links and both frontends at once, by TLS; all read the same files."""
+    """Both links and both frontends at once, by TLS; all use the same files."""
     outcome = Outcome(LETTER, TITLE)
     servers = [ground.server(f"s-{link}") for link in LINKS]
     agents = [
@@ -107,7 +107,7 @@ async def rotate(
     servers: list[Server],
     agents: list[Agent],
 ) -> None:
-    """Traffic, and files that change; then a newcomer with the last of them."""
+    """Traffic while files change; then a new agent with the last certificates."""
     for server, agent in zip(servers, agents, strict=True):
         await until(lambda s=server, a=agent: s.peers() == [a.name], "the link")  # type: ignore[misc]
     links = await asyncio.to_thread(link_ids, servers)
@@ -144,5 +144,5 @@ async def rotate(
 
 
 def link_ids(servers: list[Server]) -> list[tuple[str, int]]:
-    """The links of the servers; one that was made again has another number."""
+    """The links of the servers; a link that was re-established has another number."""
     return [(server.name, link["id"]) for server in servers for link in server.snapshot()["links"]]

@@ -1,6 +1,6 @@
-"""``make hold``: the scenarios one after the other, with figures and a verdict for each.
+"""``make hold``: plays the scenarios one after the other, with figures and a verdict for each.
 
-What they do and how to read it: docs/hold.md.
+docs/hold.md describes the scenarios and how to read the figures.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ SCENARIOS: dict[str, ModuleType] = {
 }
 _MIN_COLUMNS = 120
 _STYLES = {"held": "green", "NOT held": "red", "left out": "yellow"}
-#: What takes longer is broken off: one scenario, and all of them. On two idle cores one takes
-#: half of it, and all of them a quarter of an hour. Who sets numbers says how long it takes.
+#: Time limits of one scenario, and of all. On two idle cores a scenario takes half its limit, and
+#: all of them a quarter of an hour. With --set the user determines the duration.
 SCENARIO_S, RUN_S, SET_S = 300.0, 1080.0, 7200.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the command line says."""
+    """The parsed command line."""
 
     letters: tuple[str, ...]
     quick: bool
@@ -75,7 +75,7 @@ class Asked:
 
 
 def parse(arguments: Sequence[str]) -> Asked:
-    """Read the command line; argparse ends the program on a mistake."""
+    """Parse the command line; argparse ends the program on an error."""
     parser = argparse.ArgumentParser(prog="python -m hold.run", description=__doc__)
     letters = "".join(SCENARIOS)
     add = parser.add_argument
@@ -118,14 +118,14 @@ def _letters(text: str) -> tuple[str, ...]:
 
 
 def run(asked: Asked, console: Console) -> int:
-    """Every scenario that was asked for; the exit code."""
+    """Play the requested scenarios; returns the exit code."""
     began = time.monotonic()
     busy = busy_share(0.5)
     if busy > 0.1:
-        console.print(f"other programs take {busy:.0%} of this machine: times will be worse")
+        console.print(f"other programs use {busy:.0%} of this machine: times will be worse")
     alone = own_network()
     if not alone:
-        console.print("no network namespace of our own (not root): parts of B and I are left out")
+        console.print("no separate network namespace (not root): parts of B and I are left out")
     outcomes = []
     for number, letter in enumerate(asked.letters):
         module = SCENARIOS[letter]
@@ -158,7 +158,7 @@ def run(asked: Asked, console: Console) -> int:
 
 
 class Progress:
-    """Says what is being done: in place on a terminal, otherwise a line for each thing."""
+    """Shows progress: in place on a terminal, otherwise one line per message."""
 
     def __init__(self, console: Console, which: str, began: float) -> None:
         self._console, self._which, self._began = console, which, began
@@ -174,7 +174,7 @@ class Progress:
             self._status.stop()
 
     def say(self, text: str) -> None:
-        """Say it, with how far the run is."""
+        """Show a message, with the progress of the run."""
         line = f"({self._which}, {time.monotonic() - self._began:.0f} s) {text}"
         if self._status is not None:
             self._status.update(line)
@@ -199,20 +199,20 @@ def draw(outcome: Outcome, console: Console) -> None:
 
 
 def _interrupt_here(number: int, frame: FrameType | None, *, ours: int) -> None:
-    # pyroute2 forks and ends its child by SIGTERM: that one has to go without cleaning up for us.
+    # pyroute2 forks and ends its child by SIGTERM, which must not run this process's cleanup.
     if os.getpid() != ours:
         os._exit(128 + number)
     signal.raise_signal(signal.SIGINT)
 
 
 def main() -> int:
-    """Run, and leave nothing behind however it ends."""
+    """Run, and clean up however the run ends."""
     asked = parse(sys.argv[1:])
     console = Console()
     if console.width < _MIN_COLUMNS and not console.is_terminal:
         console = Console(width=_MIN_COLUMNS)
-    # asyncio turns an interrupt into a cancelled scenario; a background job starts with SIGINT
-    # ignored, and SIGTERM is to do the same.
+    # asyncio turns an interrupt into a cancelled scenario. A background job starts with SIGINT
+    # ignored, so SIGTERM does the same.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, partial(_interrupt_here, ours=os.getpid()))
     try:

@@ -1,8 +1,8 @@
-"""E: servers behind one address that always leads to the same one; they come, go and are replaced.
+"""E: servers behind one source-hashed address, which are added, removed and replaced.
 
-Servers find each other by Leases in a real kube-apiserver where its programs are built, otherwise
-by ``--peer-server``. Only mux links can be handed on: konnectivity's protocol has no word for it.
-At the end the server that links pass through is killed; what that costs is counted.
+Servers find each other by Leases in a real kube-apiserver if its programs are built, otherwise by
+``--peer-server``. Only mux links can be handed on: konnectivity's protocol does not support it. At
+the end the server that passes links on is killed, and the failures are counted.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from hold.traffic import FAULTS
 LETTER, TITLE = "E", "servers behind one source-hashed address, replaced and scaled"
 MESH_GOAL_S = 10.0
 WATCH_S = 45.0
-#: A mesh is taken for full when it has been for so long.
+#: A mesh counts as full once it has been full for this long.
 STEADY_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """How much of it: how many servers there are after each step; the first is the start."""
+    """The size of the scenario: the number of servers after each step, beginning with the start."""
 
     agents: int = 3
     sizes: tuple[int, ...] = (3, 2, 6, 3)
     dial_pause_s: float = 0.05
     leases: bool = True
-    #: Longer than the goal: a server that takes its time keeps nobody from the others.
+    #: Longer than the goal: a slow server does not affect the others.
     grace_s: int = 12
 
 
@@ -51,7 +51,7 @@ QUICK = Numbers(agents=2, sizes=(2, 4, 2), grace_s=5)
 
 @contextmanager
 def lease_flags(ground: Ground, numbers: Numbers) -> Iterator[list[str] | None]:
-    """What lets servers have Leases, for the time of the block; None where they cannot."""
+    """Flags that let servers use Leases, during the block; None if that is not possible."""
     binaries = built() if numbers.leases else None
     if binaries is None:
         yield None
@@ -66,7 +66,7 @@ def lease_flags(ground: Ground, numbers: Numbers) -> Iterator[list[str] | None]:
 
 
 def scenario(ground: Ground, numbers: Numbers) -> Outcome:
-    """Start, replace one, and go through the sizes."""
+    """Start, replace one server, and go through the sizes."""
     outcome = Outcome(LETTER, TITLE)
     with lease_flags(ground, numbers) as leases:
         how = "--peer-server" if leases is None else "Leases"
@@ -78,22 +78,22 @@ def scenario(ground: Ground, numbers: Numbers) -> Outcome:
 
 @dataclass(slots=True)
 class Dialing:
-    """Dials through every server that is meant to serve, and what failed of them in one step."""
+    """Dials through every server that should serve, and the failures of one step."""
 
     done: int = 0
     faults: list[str] = field(default_factory=list)
-    #: When the first of the step failed, and the last, after its beginning.
+    #: The first and the last failure of the step, relative to its start.
     began: float = 0.0
     first_s: float = 0.0
     last_s: float = 0.0
 
     def begin(self) -> None:
-        """A step begins: count what fails anew."""
+        """Start a step: reset the failures."""
         self.began = time.monotonic()
         self.faults.clear()
 
     def failed(self, what: str) -> None:
-        """One failed."""
+        """Count a failure."""
         self.last_s = time.monotonic() - self.began
         if not self.faults:
             self.first_s = self.last_s
@@ -105,7 +105,7 @@ class Fleet:
 
     def __init__(self, ground: Ground, numbers: Numbers, leases: list[str] | None) -> None:
         self.ground, self.numbers, self.leases = ground, numbers, leases
-        # A port for every server that there will be: one that drains keeps its own.
+        # A port for every server that will exist: a draining one keeps its own.
         more = sum(max(0, b - a) for a, b in pairwise(numbers.sizes))
         self.ports = [ground.space.free_port() for _ in range(numbers.sizes[0] + 1 + more)]
         self.front_port = ground.space.free_port()
@@ -149,7 +149,7 @@ class Fleet:
         outcome.tell("dials on the way", self.dials.done)
 
     def add(self) -> None:
-        """Start one more server, under an id that there was not before."""
+        """Start another server, under a new id."""
         port = self.ports[self._started]
         name = f"server{self._started}"
         self._started += 1
@@ -162,7 +162,7 @@ class Fleet:
         self.servers.append(self.ground.server(name, *more, agent_port=port))
 
     def _stop(self, server: Server, by: Signals = SIGTERM) -> None:
-        """Tell one to stop; nobody is to dial through it from then on."""
+        """Signal a server to end; no more dials go through it."""
         self.servers.remove(server)
         self.stopping.append(server)
         if server.name in self.dialing:
@@ -210,13 +210,13 @@ class Fleet:
             outcome.notes.append(f"{name}, {when}: {', '.join(sorted(set(dials.faults))[:3])}")
 
     async def _watch(self) -> tuple[float, float]:
-        """Look until nobody is stopping and the mesh stays full.
+        """Watch until no server is stopping and the mesh stays full.
 
-        Returns the longest time that it was not full, and after how long it was for good; how
-        long a new server takes to start is part of both.
+        Returns the longest time without a full mesh, and the time until it was full for good; both
+        include the start of a new server.
 
         Raises:
-            BenchError: that never was.
+            BenchError: the mesh did not become full in time.
         """
         began = since = time.monotonic()
         longest = whole = 0.0
@@ -237,7 +237,7 @@ class Fleet:
             await asyncio.sleep(0.05)
 
     def _meshed(self) -> bool:
-        """Every server that is to serve has every agent, once."""
+        """Whether every server that should serve has every agent, once."""
         agents = sorted(agent.name for agent in self.agents)
         try:
             return all(server.peers() == agents for server in self.servers)

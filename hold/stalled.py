@@ -1,4 +1,4 @@
-"""A: readers that stop reading, on both sides; what everybody else notices of it."""
+"""A: readers that stop reading, on both sides, and the effect on all others."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from isthmus.client.stream import Connection
 
 LETTER, TITLE = "A", "readers that stop reading, beside 100 tunnels that go on"
 P50_GOAL, P99_GOAL = 1.5, 3.0
-#: What received and unsent bytes may hold on one link, in each of two programs, and a bit.
+#: The limit of received and unsent bytes on one link, in each of two programs, with a margin.
 MEMORY_GOAL_MB = 320.0
 MEASURED = (("answers", 0.5, P50_GOAL), ("answers", 0.99, P99_GOAL),
             ("dials", 0.5, P50_GOAL), ("dials", 0.99, P99_GOAL))  # fmt: skip
 DIAL_PAUSE_S = 0.05
 SETTLE_S = 8.0
-#: Others may be slower while so many tunnels fill up, and none stands still.
+#: The longest wait of others while so many tunnels fill up.
 LONGEST_GOAL_S = 5.0
-#: What is sent to a client and to an endpoint that do not read. Over a gRPC link everybody waits
-#: for readers whose share is used up (tunnel/packet_brake.py), as with Go's programs: there it is
-#: more than sockets take, and less than 50 of them may keep together.
+#: What is sent to a client and to an endpoint that do not read. Over a gRPC link everyone waits for
+#: readers whose share is used up (tunnel/packet_brake.py), as with Go's programs: there the amount
+#: is more than sockets buffer, and less than the share that 50 of them may use together.
 MOST_BYTES: dict[str, tuple[int, int] | None] = {"mux": None, "grpc": (2_000_000, 4_500_000)}
 WORDS = {"answers": "others", "dials": "new dials"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """How much of it."""
+    """The size of the scenario."""
 
     rounds: int
     seconds: float
@@ -54,7 +54,7 @@ QUICK = Numbers(rounds=2, seconds=1.0)
 
 @dataclass(slots=True)
 class Stalled:
-    """So many clients and so many endpoints that do not read, for as long as it takes."""
+    """Clients and endpoints that do not read, for as long as needed."""
 
     pouring: list[asyncio.Task[bool]] = field(default_factory=list)
     tunnels: list[Connection] = field(default_factory=list)
@@ -62,18 +62,18 @@ class Stalled:
     async def begin(
         self, dialer: Dialer, address: str, number: int, most_bytes: tuple[int, int] | None
     ) -> None:
-        """Open the tunnels, and send into all of them, without end or so much."""
+        """Open the tunnels, and send into all of them, without end or a given amount."""
         loop = asyncio.get_running_loop()
         to_client, to_endpoint = most_bytes or (None, None)
         job = "pour" if to_client is None else f"pour {to_client}"
         for _ in range(number):
-            self.tunnels.append(await opened(dialer, address, job))  # and nobody reads it
+            self.tunnels.append(await opened(dialer, address, job))  # never read
             unread = await opened(dialer, address, "stall")
             self.tunnels.append(unread)
             self.pouring.append(loop.create_task(pour(unread, to_endpoint)))
 
     async def end(self, ground: Ground) -> int:
-        """End them all; how many were reset by the programs before."""
+        """Close them all; returns how many the programs had reset before."""
         reset = sum(tunnel.is_closing for tunnel in self.tunnels)
         for task in self.pouring:
             task.cancel()
@@ -87,9 +87,9 @@ class Stalled:
 
 @dataclass(slots=True)
 class Way:
-    """What was measured on one way: pairs of each round, by (how many, what, percentile).
+    """The measurements of one path: pairs of each round, by (how many, what, percentile).
 
-    A pair is milliseconds alone and milliseconds beside the stalled ones.
+    A pair is milliseconds alone and milliseconds beside the stalled tunnels.
     """
 
     name: str
@@ -98,21 +98,21 @@ class Way:
     stuck: int = 0
     longest_s: float = 0.0
     grown_mb: float = 0.0
-    #: Of the stalled ones, how many there were and how many were still there to be measured beside.
+    #: The number of stalled tunnels, and how many of them were still open at the measurement.
     stalled: int = 0
     reset: int = 0
 
     def add(self, number: int, alone: Sample, loaded: Sample) -> None:
-        """One round."""
+        """Add one round."""
         self.stuck += alone.stuck + loaded.stuck
         for kind, share, _ in MEASURED:
             pair = (alone.millis(kind, share), loaded.millis(kind, share))
-            if all(pair):  # nothing was answered: then it is stuck, and counted
+            if all(pair):  # without any answer the tunnels are stuck, and counted as such
                 self.pairs.setdefault((number, kind, share), []).append(pair)
 
 
 def scenario(ground: Ground, numbers: Numbers) -> Outcome:
-    """Each frontend over each link, one after the other, each with programs of its own."""
+    """Each frontend over each link, one after the other, each with its own programs."""
     outcome = Outcome(LETTER, TITLE)
     for link in LINKS:
         for frontend in numbers.frontends:
@@ -135,7 +135,7 @@ async def measure(
     link: str,
     way: Way,
 ) -> None:
-    """Rounds of: alone, beside one stalled of each kind, alone, beside many."""
+    """Rounds of: alone, beside one stalled tunnel of each kind, alone, beside many."""
     address = ground.target.address()
     async with service({"way": server.door(frontend), "bad": server.door(frontend)}) as clients:
         dialer, bad = clients.dialer("way"), clients.dialer("bad")
@@ -145,7 +145,7 @@ async def measure(
         before_mb = server.memory_mb() + agent.memory_mb()
 
         async def beside(number: int, most_bytes: tuple[int, int] | None) -> tuple[Sample, int]:
-            """What goes on beside so many; how many of those were reset."""
+            """Measure beside stalled tunnels; returns how many of those were reset."""
             steady.longest_s = 0.0
             stalled = Stalled()
             await stalled.begin(bad, address, number, most_bytes)
@@ -170,25 +170,25 @@ async def measure(
 
 
 async def settle(server: Server) -> None:
-    """Wait until the stalled tunnels are full, for so long at most: machines are slow."""
+    """Wait until the stalled tunnels are full, up to a limit for slow machines."""
     with suppress(BenchError):
         await until(lambda: settled(server), "the stalled tunnels are full", SETTLE_S)
 
 
 def settled(server: Server) -> bool:
-    """Nothing much moves any more: the stalled tunnels took all that they can."""
+    """Whether little data moves any more: the stalled tunnels are full."""
     first = moved(server)
     time.sleep(0.25)
     return moved(server) - first < 1_000_000
 
 
 def moved(server: Server) -> int:
-    """How many bytes went by in all, of tunnels that are open too."""
+    """All bytes moved so far, including those of open tunnels."""
     return sum(link["sentBytes"] + link["receivedBytes"] for link in server.snapshot()["links"])
 
 
 def write(outcome: Outcome, way: Way, numbers: Numbers) -> None:
-    """The figures of a way."""
+    """The figures of a path."""
     for number in (1, numbers.many):
         for kind, share, goal in MEASURED:
             name = f"{way.name}, {number} stalled of each kind: {WORDS[kind]}' p{share * 100:.0f}"
@@ -205,6 +205,6 @@ def write(outcome: Outcome, way: Way, numbers: Numbers) -> None:
     )  # fmt: skip
     outcome.time(f"{way.name}: memory grown", way.grown_mb, "MB", at_most=MEMORY_GOAL_MB)
     outcome.tell(f"{way.name}: tunnels that stalled", way.stalled)
-    # Timed: what a socket takes is the kernel's to say.
+    # Timed: the kernel determines how much a socket buffers.
     outcome.time(f"{way.name}: of these reset meanwhile", way.reset, "", at_most=0)
     outcome.notes += way.faults[:2]

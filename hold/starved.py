@@ -1,7 +1,7 @@
-"""F: ten agents, one of which hardly gets any CPU: how many dials it is given.
+"""F: ten agents, one of which gets hardly any CPU: how many dials it is given.
 
-It is stopped and continued again and again (SIGSTOP, SIGCONT): 10 ms of every 100 ms are its own.
-That needs no right and no cgroup, and is the same on every machine.
+It is stopped and continued repeatedly (SIGSTOP, SIGCONT): it runs 10 ms of every 100 ms. This needs
+no privileges and no cgroup, and works the same on every machine.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from isthmus.client.dialer import Dialer
 
 LETTER, TITLE = "F", "ten agents, one starved of CPU: its share of dials"
 RUNS_S, STOPS_S = 0.01, 0.09
-#: Of a fair share.
+#: As a ratio to a fair share.
 SHARE_GOAL = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """How much of it."""
+    """The size of the scenario."""
 
     agents: int = 10
     seconds: float = 12.0
-    #: Tunnels that are open at a time, each for ``lasts_s``.
+    #: The number of tunnels open at a time, each for ``lasts_s``.
     tunnels: int = 40
     lasts_s: float = 0.3
     links: tuple[str, ...] = LINKS
@@ -43,14 +43,14 @@ QUICK = Numbers(seconds=5.0, links=("mux",))
 
 @dataclass(slots=True)
 class Seen:
-    """How long dials took, and what failed."""
+    """The durations of dials, and failures."""
 
     took: list[float] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
 
 
 def scenario(ground: Ground, numbers: Numbers) -> Outcome:
-    """Each link: a while with all agents well, then with one starved."""
+    """Each link: first with all agents well, then with one starved."""
     outcome = Outcome(LETTER, TITLE)
     for link in numbers.links:
         server = ground.server(f"s-{link}")
@@ -72,7 +72,7 @@ async def both(
     server: Server,
     agents: Sequence[Agent],
 ) -> None:
-    """Well, then with one starved; the agents themselves say how many dials they were given."""
+    """All well, then one starved; the agents themselves count the dials they were given."""
     names = sorted(agent.name for agent in agents)
     await until(lambda: server.peers() == names, "all agents are linked")
     victim, *others = agents
@@ -106,7 +106,7 @@ async def both(
 
 
 async def dials_of(agents: Sequence[Agent]) -> dict[str, int]:
-    """How many dials each agent was asked for so far."""
+    """The number of dials of each agent so far."""
 
     def ask_all() -> dict[str, int]:
         return {agent.name: int(agent.snapshot()["totals"]["dials"]) for agent in agents}
@@ -115,7 +115,7 @@ async def dials_of(agents: Sequence[Agent]) -> dict[str, int]:
 
 
 async def starve(victim: Agent) -> None:
-    """Let it run a tenth of the time, until cancelled."""
+    """Let an agent run a tenth of the time, until cancelled."""
     while True:
         victim.signal(signal.SIGSTOP)
         await asyncio.sleep(STOPS_S)
@@ -124,7 +124,7 @@ async def starve(victim: Agent) -> None:
 
 
 async def spell(dialers: Sequence[Dialer], address: str, numbers: Numbers) -> Seen:
-    """Tunnels that open, ask and stay a while, again and again."""
+    """Open tunnels that send a request and stay open for a while, repeatedly."""
     seen = Seen()
     over = time.monotonic() + numbers.seconds
 

@@ -1,16 +1,16 @@
-"""What tunnels lead to: the first line of a connection says what it is for.
+"""The target of tunnels: the first line of a connection selects its job.
 
 ``python -m hold.target`` prints the port as JSON and serves until its stdin ends. The jobs:
 
-echo           every byte comes back, an end for an end
-swap SEED N    N bytes of that seed come, and after the client's end a trailer of what it sent
-put NAME       bytes are counted; ``take PREFIX`` gives what came under names, and forgets it
-drip SEED N R  N bytes of that seed, R bytes each second
-pour [N]       bytes as fast as they are taken, N of them or without end
-stall          nothing is read; ``release`` ends these
-count          how many connections there are
+echo           returns every byte, and an end for an end
+swap SEED N    sends N bytes of that seed, and after the client's end a trailer of what it received
+put NAME       counts bytes; ``take PREFIX`` returns and forgets the counts under matching names
+drip SEED N R  sends N bytes of that seed, R bytes each second
+pour [N]       sends bytes as fast as they are accepted, N of them or without end
+stall          reads nothing; ``release`` ends these connections
+count          returns the number of connections
 
-Who asks (take, release, count) connects directly.
+Queries (take, release, count) are made directly.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ class Serving(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self.transport: asyncio.Transport
 
-    # What asyncio calls.
+    # Callbacks of asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Begin."""
-        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is not a subclass
         self.book.open.add(self)
 
     def data_received(self, data: bytes) -> None:
-        """Bytes of the line, or of the job."""
+        """Handle bytes of the line, or of the job."""
         self.received(data)
 
     def eof_received(self) -> bool:
-        """The client is done; whether we are, the job knows."""
+        """The client is done; the job knows whether this side is."""
         self.ended()
         return True
 
@@ -79,7 +79,7 @@ class Serving(asyncio.Protocol):
         self.lost()
 
     def pause_writing(self) -> None:
-        """The client reads slowly: an echo reads no faster, a source waits."""
+        """The client reads slowly: an echo stops reading, a source waits."""
         self._room.clear()
         if self.received == self.transport.write:
             self.transport.pause_reading()
@@ -184,7 +184,7 @@ class Serving(asyncio.Protocol):
         """Say how many connections there are, this one apart."""
         self._say({"open": len(self.book.open) - 1, "stalled": len(self.book.stalled)})
 
-    # Plumbing.
+    # Helpers.
 
     def _say(self, answer: object) -> None:
         self.transport.write(json.dumps(answer).encode())

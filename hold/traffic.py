@@ -1,4 +1,4 @@
-"""Traffic that goes on beside what is broken: open tunnels that ask on and on, and new dials."""
+"""Background traffic: open tunnels that send requests repeatedly, and new dials."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from isthmus.client.dialer import Dialer
 from isthmus.client.stream import Connection
 from isthmus.errors import DialError
 
-#: What can go wrong with a tunnel or a dial, besides a bug here.
+#: The errors of a tunnel or a dial, other than bugs here.
 FAULTS = (DialError, OSError, EOFError, TimeoutError, BenchError)
-#: Who asked and got no answer for so long is stuck.
+#: A request without an answer for this long is stuck.
 STUCK_S = 10.0
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that a share of all are below; 0 of none."""
+    """A percentile of the values; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
 @dataclass(slots=True)
 class Sample:
-    """What went on for a while: seconds that answers and dials took, and who got no answer."""
+    """The results of a period: seconds that answers and dials took, and stuck requests."""
 
     answers: list[float] = field(default_factory=list)
     dials: list[float] = field(default_factory=list)
-    #: Tunnels and dials that asked in that time and were not answered long after it.
+    #: Tunnels and dials whose requests of that period were not answered long after it.
     stuck: int = 0
 
     def millis(self, kind: str, share: float) -> float:
@@ -43,11 +43,10 @@ class Sample:
 
 
 class Steady:
-    """Open tunnels to echoes, each asking every ``pause_s``, and a new dial every ``dial_pause_s``.
+    """Open tunnels to echoes with a request every ``pause_s``, and a dial every ``dial_pause_s``.
 
-    A tunnel that failed does not ask any more; ``lost`` says what failed, whenever it was.
-    ``sample`` is what answers are counted in when they come; ``measure`` puts a fresh one in its
-    place for a while.
+    A failed tunnel sends no more requests; ``lost`` lists all failures. Answers count in ``sample``
+    when they arrive; ``measure`` replaces it for a period.
     """
 
     def __init__(
@@ -59,15 +58,15 @@ class Steady:
         self._dial_pause_s = dial_pause_s
         self._tunnels: list[Connection] = []
         self._tasks: list[asyncio.Task[None]] = []
-        #: Since when somebody waits for an answer, in the order in which they asked.
+        #: The start times of requests without an answer, in order.
         self._waiting: dict[object, float] = {}
         self.sample = Sample()
         self.lost: list[str] = []
-        #: How long the slowest answer took that was given by now; who measures sets it back.
+        #: The duration of the slowest answer so far; ``measure`` resets it.
         self.longest_s = 0.0
 
     async def open(self, tunnels: int) -> Self:
-        """Open the tunnels, through the dialers in turn, and let them ask."""
+        """Open the tunnels, with the dialers in turn, and start requests."""
         for number in range(tunnels):
             dialer = self._dialers[number % len(self._dialers)]
             self._tunnels.append(await opened(dialer, self._address, "echo"))
@@ -81,7 +80,7 @@ class Steady:
         return self
 
     async def close(self) -> None:
-        """Stop asking, and close the tunnels that are left."""
+        """Stop requests, and close the remaining tunnels."""
         for task in self._tasks:
             task.cancel()
         for result in await asyncio.gather(*self._tasks, return_exceptions=True):
@@ -91,9 +90,9 @@ class Steady:
             tunnel.abort()
 
     async def measure(self, seconds: float) -> Sample:
-        """What goes on from now for so long, and until all who asked by then have their answers.
+        """Measure from now for a period, and until its requests have their answers.
 
-        Who waits for longer than STUCK_S is stuck, and counts with the time it has waited.
+        A request without an answer for over STUCK_S is stuck, and counts with its waiting time.
         """
         self.sample = sample = Sample()
         await asyncio.sleep(seconds)
@@ -104,7 +103,7 @@ class Steady:
         return sample
 
     async def answered(self) -> list[float]:
-        """Wait for what has been asked by now; how long those wait who got nothing in time."""
+        """Wait for the requests made so far; returns the waiting times of unanswered ones."""
         asked_by = time.monotonic()
         while self._waits(asked_by) and time.monotonic() < asked_by + STUCK_S:
             await asyncio.sleep(0.01)
@@ -117,7 +116,7 @@ class Steady:
         return [since for since in self._waiting.values() if since < asked_by]
 
     async def _ask_on(self, tunnel: Connection, phase: float) -> None:
-        await asyncio.sleep(phase * self._pause_s)  # not all at the same moment
+        await asyncio.sleep(phase * self._pause_s)  # spread the requests
         while True:
             began = time.monotonic()
             with self._waits_as(tunnel):
@@ -152,7 +151,7 @@ class Steady:
 
 
 async def pour(connection: Connection, most_bytes: int | None = None) -> bool:
-    """Send to a target that may not read, without end or so much; True once it was ended for it."""
+    """Send to a target that may not read; True once the connection was ended for it."""
     block, sent = bytes(65536), 0
     with suppress(OSError):
         while most_bytes is None or sent < most_bytes:

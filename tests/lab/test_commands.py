@@ -173,7 +173,7 @@ def test_a_step_that_cannot_be_done_is_named_and_the_rest_listed(tmp_path: Path)
     assert done.returncode == 1
     report = json.loads(done.stdout)
     first, *rest = report["steps"]
-    assert (first["from"], first["what"], first["seen"]) == ("left", "freeze p", "p does not run")
+    assert (first["from"], first["what"], first["seen"]) == ("left", "freeze p", "p is not running")
     assert [step["seen"] for step in rest] == ["not done", "not done"]
     assert not report["held"]
 

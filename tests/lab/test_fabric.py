@@ -411,8 +411,8 @@ def test_settings_are_the_hosts_own(make: Make) -> None:
     ("key", "said"),
     [
         ("net.ipv4.no_such", r"sysctl net\.ipv4\.no_such=1: No such file"),
-        ("kernel.sysrq", "sysctl kernel.sysrq: only those under net"),
-        ("net/../kernel/sysrq", r"sysctl net/\.\./kernel/sysrq: only those under net"),
+        ("kernel.sysrq", "sysctl kernel.sysrq: only sysctls under net"),
+        ("net/../kernel/sysrq", r"sysctl net/\.\./kernel/sysrq: only sysctls under net"),
     ],
 )
 def test_a_wrong_setting_is_named_and_nothing_stays_open(key: str, said: str) -> None:
@@ -552,7 +552,7 @@ def test_the_firewall_is_the_one_that_is_there(
         fabric.find_firewall()
     (tmp_path / "iptables-restore").touch(mode=0o755)
     assert fabric.find_firewall() == "iptables"
-    with pytest.raises(ConfigError, match="needs nft,"):
+    with pytest.raises(ConfigError, match="needs nft:"):
         fabric.find_firewall("nft")
     (tmp_path / "nft").touch(mode=0o755)
     assert fabric.find_firewall() == "nft"

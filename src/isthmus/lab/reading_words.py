@@ -42,7 +42,7 @@ def check_name(
     elif len(name) > most:
         entry.error(f"is too long for {what}: at most {most} characters")
     elif name in reserved:
-        entry.error(f"is a reserved name")
+        entry.error("is a reserved name")
 
 
 def address(text: str) -> IpAddress:

@@ -274,10 +274,8 @@ def test_a_tool_that_is_missing_is_one_sentence(
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        ConfigError, match="needs nft or iptables-restore: not found in the PATH"
-    ):
+    with pytest.raises(ConfigError, match="needs nft or iptables-restore: not found in the PATH"):
         run_once()
     (tmp_path / "nft").touch(mode=0o700)
-    with pytest.raises(ConfigError, match="needs ip, not found in the PATH"):
+    with pytest.raises(ConfigError, match="needs ip: not found in the PATH"):
         run_once()
