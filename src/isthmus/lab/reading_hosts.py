@@ -194,9 +194,7 @@ class _Second:
             if not both:
                 found["via"].error(f"{via} is not on a network of this host")
             elif to and not any(one.version == to.version for at in both for one in at.addresses):
-                found["via"].error(
-                    f"{via} has no IPv{to.version} address on a shared network"
-                )
+                found["via"].error(f"{via} has no IPv{to.version} address on a shared network")
         return LabRoute(to=to or cidr("0.0.0.0/0"), via=via)
 
     def _services(self, found: Fields) -> tuple[LabService, ...]:
