@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from container.building import why_not
 from cyclonedx.schema import SchemaVersion
 from cyclonedx.validation.json import JsonStrictValidator
 from wheels import ROOT
 
 from isthmus import __version__
+from isthmus.lab.kubernetes.layers import why_not
 
 pytestmark = [pytest.mark.interop, pytest.mark.nightly, pytest.mark.timeout(3600)]
 LIMIT_S = 3600.0

@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from container.building import NotBuiltError, command, why_not
 from kube.build import KUBERNETES, build_helm
-from kube.build import NotBuiltError as NoHelmError
 
+from isthmus.lab.kubernetes.layers import command, why_not
+from isthmus.lab.kubernetes.programs import NotBuiltError
 from release import bill
 from release.image import Unpacked, unpack
 
@@ -263,7 +263,7 @@ def image(work: Work) -> str:
     with tempfile.TemporaryDirectory(prefix="isthmus-release-") as directory:
         try:
             unpacked = unpack(work.image, Path(directory) / "root")
-        except (ValueError, NotBuiltError) as error:
+        except ValueError as error:
             raise ReleaseError(f"{work.image.name}: {error}") from error
         scratch = Path(directory) / "tmp"
         scratch.mkdir()
@@ -292,7 +292,7 @@ def chart(work: Work) -> str:
     found = shutil.which("helm")
     try:
         helm = Path(found) if found else build_helm(lambda _: None)
-    except NoHelmError as error:
+    except NotBuiltError as error:
         raise ReleaseError(f"helm is not installed and cannot be built: {error}") from error
     place = work.root / "deploy/helm/isthmus"
     work.logged("chart", [helm, "lint", "--strict", place])
