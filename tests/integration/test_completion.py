@@ -72,6 +72,12 @@ WORDS = [
     ("isthmus server --cluster-cert serv", "--cluster-cert server-pem "),
     ("isthmus curl --cacert serv", "isthmus curl --cacert server-pem "),
     ("isthmus status -o y", "isthmus status -o yaml "),
+    ("isthmus lab up isolated-c", "isthmus lab up isolated-cluster "),
+    ("isthmus egress explain pods/e", "isthmus egress explain pods/exec "),
+    (
+        "isthmus config explain egressSelections.connection.p",
+        "isthmus config explain egressSelections.connection.proxyProtocol ",
+    ),
 ]
 
 

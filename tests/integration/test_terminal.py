@@ -245,6 +245,40 @@ def test_tunnels(stack: Stack, capsys: Captured) -> None:
     )  # fmt: skip
 
 
+def test_top_as_data(stack: Stack, capsys: Captured) -> None:
+    with carrying(stack, 1):
+        frame = data(capsys, "top", "--count=1", "--admin", url(stack))
+        assert frame["kind"] == "Top" and frame["errors"] == []
+        (row,) = frame["items"]
+        assert row["agentId"] in ("node-1", "node-2")
+        code, out, _ = run(capsys, "top", "-b", "-n1", "-o", "wide", "--admin", url(stack))
+        assert code == 0
+        assert "REQUESTER" in out and row["connectionId"] in out
+
+
+def completed(words: str) -> list[str]:
+    """What a shell hears for the last word of a command line."""
+    count = len(words.split(" ")) - 1
+    asking = {"_ISTHMUS_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(count)}
+    done = subprocess.run(
+        COMMAND, env=ENVIRONMENT | asking, capture_output=True, text=True, timeout=LIMIT_S
+    )
+    assert done.stderr == ""
+    return [line.removeprefix("plain,") for line in done.stdout.splitlines() if line]
+
+
+def test_a_shell_is_told_the_ids_of_tunnels_and_agents(stack: Stack, capsys: Captured) -> None:
+    admin = url(stack)
+    assert completed(f"isthmus tunnels --admin {admin} --agent no") == ["node-1", "node-2"]
+    assert completed(f"isthmus tunnels --admin {admin} --agent x") == []
+    with carrying(stack, 2):
+        ids = [str(each["id"]) for each in data(capsys, "tunnels", "--admin", admin)["items"]]
+        assert sorted(completed(f"isthmus tunnels --admin {admin} end ")) == sorted(ids)
+        assert sorted(completed(f"isthmus tunnels end --admin {admin} ")) == sorted(ids)
+    nobody = f"http://127.0.0.1:{free_port()}"
+    assert completed(f"isthmus tunnels end --admin {nobody} ") == []
+
+
 def test_tunnels_of_several_programs(stack: Stack, capsys: Captured) -> None:
     admin = ["--admin", url(stack), "--admin", url(stack, stack.agent)]
     with carrying(stack, 4):

@@ -12,12 +12,40 @@ from typing import TYPE_CHECKING
 import click
 
 from isthmus.errors import ConfigError
+from isthmus.frame.cli.flags import Words, completing
 from isthmus.frame.cli.tables import output_option
 
 if TYPE_CHECKING:
     from isthmus.lab.play import RunOptions
 
-_LAB = click.option("--lab", "token", metavar="ID", default="", help="Lab to use if several are up")
+
+def _topologies(_: click.Context) -> Words:
+    from isthmus.lab import catalog
+
+    return [(name, "") for name in catalog.names()]
+
+
+def _labs(_: click.Context) -> Words:
+    from isthmus.lab import state
+
+    return [(lab.token, lab.topology) for lab in state.labs()]
+
+
+def _hosts(ctx: click.Context) -> Words:
+    from isthmus.lab import play, state
+
+    topology = play.topology_of(state.find(ctx.params.get("token") or ""))
+    return [(host.name, "") for host in topology.hosts]
+
+
+_LAB = click.option(
+    "--lab",
+    "token",
+    metavar="ID",
+    default="",
+    shell_complete=completing(_labs),
+    help="Lab to use if several are up",
+)
 _FIREWALL = click.option(
     "--firewall",
     type=click.Choice(["nft", "iptables"]),
@@ -64,7 +92,7 @@ def _wishes(
 
 
 @command.command(short_help="Build a topology, check what it expects, and take it down")
-@click.argument("topology")
+@click.argument("topology", shell_complete=completing(_topologies, or_file=True))
 @click.option("--keep", is_flag=True, help="Leave the lab up afterwards")
 @output_option()
 @_FIREWALL
@@ -89,7 +117,7 @@ def run(topology: str, keep: bool, output: str, firewall: str | None, path: tupl
 
 
 @command.command(short_help="Build a topology and leave it up")
-@click.argument("topology")
+@click.argument("topology", shell_complete=completing(_topologies, or_file=True))
 @click.option(
     "--without",
     multiple=True,
@@ -119,7 +147,7 @@ def up(
 
 
 @command.command(short_help="Build the programs and images that a topology needs")
-@click.argument("topology")
+@click.argument("topology", shell_complete=completing(_topologies, or_file=True))
 def build(topology: str) -> None:
     """Build the programs and images that a topology needs
 
@@ -180,7 +208,7 @@ def list_(output: str) -> None:
 
 
 @command.command(short_help="Draw a lab with its tunnels, or a topology")
-@click.argument("topology", required=False)
+@click.argument("topology", required=False, shell_complete=completing(_topologies, or_file=True))
 @_LAB
 @click.option("--svg", metavar="FILE", help="Write an SVG picture to this file")
 def show(topology: str | None, token: str, svg: str | None) -> None:
@@ -220,7 +248,7 @@ def show(topology: str | None, token: str, svg: str | None) -> None:
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @_LAB
-@click.argument("host")
+@click.argument("host", shell_complete=completing(_hosts))
 @click.argument("words", metavar="[COMMAND]...", nargs=-1, type=click.UNPROCESSED)
 def shell_(token: str, host: str, words: tuple[str, ...]) -> None:
     """Open a shell on a host of a lab, or run a command there

@@ -11,12 +11,16 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby, islice
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
+from isthmus.errors import IsthmusError
 from isthmus.settings.options import Kind, Option, given_in_vain, options_of
 from isthmus.settings.parsing import check_once, load
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # klog's level is the one short flag there is: -v 4, -v=4, -v4.
 _VERBOSITY = re.compile(r"-v(?:=(.*)|([0-9]+))?", re.DOTALL)
@@ -30,6 +34,34 @@ class Settings(Protocol):
 
 
 S = TypeVar("S", bound=Settings)
+
+
+#: A word that a shell may complete, and what it is.
+Words = Iterable[tuple[str, str]]
+Complete = Callable[[click.Context, click.Parameter, str], "list[CompletionItem[str]]"]
+
+
+def completing(find: Callable[[click.Context], Words], *, or_file: bool = False) -> Complete:
+    """Complete a value with words that are found when a shell asks, or with a file's name.
+
+    A shell shows no errors: where the words cannot be found there are none.
+    """
+
+    def complete(
+        ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        from click.shell_completion import CompletionItem
+
+        if or_file and ("/" in incomplete or incomplete.startswith(".")):
+            return [CompletionItem(incomplete, type="file")]
+        try:
+            found = list(find(ctx))
+        except (IsthmusError, OSError):
+            return []
+        return [CompletionItem(word, help=what) for word, what in found
+                if word.startswith(incomplete)]  # fmt: skip
+
+    return complete
 
 
 class FlagCommand(click.Command):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from isthmus.errors import ConfigError
+from isthmus.frame.cli.flags import Words, completing
 from isthmus.frame.cli.tables import TEXT, console, filled, one_line, output_option, print_data
 
 if TYPE_CHECKING:
@@ -179,8 +180,18 @@ def _write(config: ConnectivityConfig, kind: str, version: str) -> str:
     return writing.to_egress_selector(config, version=version)
 
 
+def _config_fields(_: click.Context) -> Words:
+    from isthmus.dial.settings_connectivity_fields import EGRESS, SERVICE
+
+    for kind in (EGRESS, SERVICE):
+        yield kind.name, kind.about
+        yield from ((field.path, field.about) for field in kind.fields)
+
+
 @command.command(short_help="Explain a field of a configuration")
-@click.argument("field", metavar="FIELD", callback=filled)
+@click.argument(
+    "field", metavar="FIELD", callback=filled, shell_complete=completing(_config_fields)
+)
 def explain(field: str) -> None:
     """Explain a field of a configuration
 

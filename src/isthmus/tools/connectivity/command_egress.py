@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from isthmus.errors import ConfigError
+from isthmus.frame.cli.flags import Words, completing
 from isthmus.frame.cli.tables import TEXT, console, filled, one_line, output_option, print_data
 
 _MOST_NOTES = 3  # more would be longer than the table
@@ -31,8 +32,14 @@ def command() -> None:
     """
 
 
+def _kinds(_: click.Context) -> Words:
+    from isthmus.dial.settings_egress_selector import BY_NAME
+
+    return [(name, "") for name in BY_NAME]
+
+
 @command.command(short_help="Explain which network, protocol and socket a request takes")
-@click.argument("kinds", metavar="[KIND]...", nargs=-1)
+@click.argument("kinds", metavar="[KIND]...", nargs=-1, shell_complete=completing(_kinds))
 @click.option(
     "--config",
     "path",

@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from isthmus.errors import ConfigError
+from isthmus.frame.cli.flags import Words, completing
 from isthmus.frame.cli.tables import (
     complain,
     filled,
@@ -35,6 +36,23 @@ FAILED = 1
 _EVERY_S = 1.0
 
 
+def _tunnel_ids(ctx: click.Context) -> Words:
+    from isthmus.tools.watching.looking import look_quickly
+    from isthmus.tools.watching.tunnel_rows import rows_of
+
+    return [
+        (row.id, f"{one_line(row.target)} {one_line(row.agent)}")
+        for row in rows_of(look_quickly(ctx), once=True)
+    ]
+
+
+def _agent_ids(ctx: click.Context) -> Words:
+    from isthmus.tools.watching.looking import items, look_quickly, text
+
+    agents = [one for seen in look_quickly(ctx) for one in items(seen.snapshot, "agents")]
+    return sorted((text(one, "id"), text(one, "version")) for one in agents)
+
+
 @click.group(
     name="tunnels",
     short_help="List tunnels, and end them",
@@ -42,7 +60,13 @@ _EVERY_S = 1.0
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option("--stalled", is_flag=True, help="Show only stalled tunnels, and why they are stalled")
-@click.option("--agent", metavar="ID", callback=filled, help="Show only tunnels of this agent")
+@click.option(
+    "--agent",
+    metavar="ID",
+    callback=filled,
+    shell_complete=completing(_agent_ids),
+    help="Show only tunnels of this agent",
+)
 @click.option(
     "--target",
     metavar="PATTERN",
@@ -148,7 +172,7 @@ def changes(before: dict[Key, TunnelRow], rows: Sequence[TunnelRow]) -> list[Tun
 
 
 @command.command(name="end", short_help="End a tunnel")
-@click.argument("tunnel", metavar="ID")
+@click.argument("tunnel", metavar="ID", shell_complete=completing(_tunnel_ids))
 @click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation")
 @admin_options
 @click.pass_context

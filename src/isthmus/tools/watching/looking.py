@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +16,8 @@ from isthmus.client.admin import AdminError, Trouble
 from isthmus.programs import kind_names
 
 if TYPE_CHECKING:
+    import click
+
     from isthmus.client.admin import AdminClient
     from isthmus.tools.watching.admin_flags import AdminFlags
 
@@ -102,6 +104,30 @@ def look_at_all(admin: AdminFlags, tunnels: int = MOST_TUNNELS) -> list[Seen]:
         ConfigError: a flag is wrong, or there is nothing.
     """
     return at_once(lambda client: look(client, tunnels), admin.clients())
+
+
+#: A shell waits for what completes a word, and its user with it.
+_QUICK_S = 0.5
+
+
+def look_quickly(ctx: click.Context) -> list[Seen]:
+    """Ask the programs that a half-written command line means, for a shell that completes it.
+
+    Raises:
+        ConfigError: a flag is wrong, or there is nothing.
+    """
+    from isthmus.tools.watching.admin_flags import AdminFlags
+
+    if ctx.find_root().info_name != "isthmus":  # the plugin of kubectl would have to connect first
+        return []
+    given: dict[str, Any] = {}
+    at: click.Context | None = ctx
+    while at is not None:
+        given = {name: value for name, value in at.params.items() if value} | given
+        at = at.parent
+    admin = AdminFlags(**{each.name: given[each.name] for each in fields(AdminFlags)
+                          if each.name in given})  # fmt: skip
+    return at_once(lambda client: look(client), admin.clients(timeout_s=_QUICK_S))
 
 
 def names_of(programs: Sequence[Seen]) -> dict[str, str]:
