@@ -5,6 +5,9 @@ from __future__ import annotations
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import NamedTuple
+
+import yaml
 
 from isthmus.errors import ConfigError
 from isthmus.lab.reading import read
@@ -17,6 +20,23 @@ _SUFFIXES = (".yaml", ".yml")
 def names() -> list[str]:
     """The names of the built-in topologies, sorted."""
     return sorted(_built_in())
+
+
+class Summary(NamedTuple):
+    """What a list shows of a built-in topology."""
+
+    name: str
+    title: str
+    needs: tuple[str, ...]
+
+
+def summaries() -> list[Summary]:
+    """Every built-in topology, read quickly: their tests have read them whole."""
+    found = []
+    for name, file in sorted(_built_in().items()):
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
+        found.append(Summary(name, content["title"], tuple(content.get("needs", ()))))
+    return found
 
 
 def load(name_or_path: str) -> Topology:

@@ -172,7 +172,7 @@ def show_up(lab: Lab, topology: Topology) -> None:
 
 
 def show_list(output: str) -> None:
-    topologies = [catalog.load(name) for name in catalog.names()]
+    topologies = catalog.summaries()
     there = state.labs()
     if output != TEXT:
         found = {

@@ -28,3 +28,8 @@ def test_every_flag_of_run_is_explained() -> None:
     flags = [flag for param in params for flag in param.opts]
     for flag in flags:
         assert not flag.startswith("--") or f"`{flag}" in LAB
+
+
+def test_the_list_reads_topologies_as_the_lab_does() -> None:
+    whole = [catalog.load(name) for name in catalog.names()]
+    assert catalog.summaries() == [(one.name, one.title, one.needs) for one in whole]
