@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from isthmus.lab.kubernetes import programs
-from isthmus.lab.kubernetes.programs import NO_GO, GoTarget, NotBuiltError, Say
+from isthmus.lab.kubernetes.programs import KUBERNETES, NO_GO, GoTarget, NotBuiltError, Say
 
 __all__ = [
-    *(
-        "KUBERNETES",
-        "NO_GO",
-        "TARGETS",
-        "Binaries",
-        "NotBuiltError",
-        "build",
-        "build_etcd",
-        "build_helm",
-    ),
+    "KUBERNETES",
+    "NO_GO",
+    "TARGETS",
+    "Binaries",
+    "NotBuiltError",
+    "build",
+    "build_etcd",
+    "build_helm",
 ]
 
 HERE = Path(__file__).parent
