@@ -1,6 +1,6 @@
-"""A throw-away CA with a server and a client certificate, P-256, made by the openssl binary.
+"""A temporary CA with a server and a client certificate, P-256, made by the openssl command.
 
-Both topologies use the same files, and neither depends on what it measures to make them.
+Both topologies use the same files, and neither measured program takes part in making them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ authorityKeyIdentifier = keyid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certs:
-    """Where the files are. A .pem holds certificate and key, as haproxy wants them."""
+    """The paths of the files. A .pem has certificate and key, as haproxy expects."""
 
     ca: Path
     server_cert: Path
@@ -82,5 +82,5 @@ def _issue(directory: Path, config: Path, name: str, *, signer: str | None = Non
     except OSError as exc:
         raise BenchError(f"openssl is needed to make certificates: {exc}") from exc
     if done.returncode:
-        raise BenchError(f"openssl could not make the {name} certificate:\n{done.stderr}")
+        raise BenchError(f"openssl failed to make the {name} certificate:\n{done.stderr}")
     (directory / f"{name}.key").chmod(0o600)

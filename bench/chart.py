@@ -1,7 +1,7 @@
-"""Draws the benchmark as bars, by day and by night: python bench/chart.py FILE... > chart.svg
+"""Draws the benchmark as bars, in light and dark colours: python bench/chart.py FILE... > chart.svg
 
-Each file is what ``make bench ARGS="--json FILE"`` writes; bars of several files stand together.
-Bars are ratios to the haproxy pair of the same run, paired by round where the samples are there.
+Each file is the output of ``make bench ARGS="--json FILE"``; bars of several files are grouped.
+Bars are ratios to the haproxy pair of the same run, paired by round if the samples are available.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from isthmus.diagram.page import StyleRule, document, style_sheet
 from isthmus.diagram.svg import num, rect, tag, text
 
 BASELINE = "haproxy"
-#: A row of the chart: the load and field of a figure, and its label.
+#: The rows of the chart: load and field of a figure, and its label.
 ROWS = (
     (("down1", "mb_per_s"), "download, bytes per second"),
     (("up1", "mb_per_s"), "upload, bytes per second"),
@@ -38,14 +38,14 @@ WIDTH, _LEFT, _RIGHT, _BAR, _GAP = 820.0, 262.0, 60.0, 12.0, 20.0
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What is drawn: by row and way through a tunnel, the ratio to the haproxy pair."""
+    """The data of the chart: by row and protocol, the ratio to the haproxy pair."""
 
     ratios: Mapping[tuple[str, str], Mapping[str, float]]
     sources: tuple[str, ...]
 
     @classmethod
     def of(cls, results: Sequence[Mapping[str, Any]]) -> Chart:
-        """Take the ratios out of results of ``make bench``."""
+        """Read the ratios from results of ``make bench``."""
         found: dict[tuple[str, str], dict[str, float]] = {}
         for result in results:
             samples = result.get("samples", {})

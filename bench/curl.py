@@ -1,8 +1,8 @@
-"""Measures with curl: a CONNECT of our own server, and the SOCKS5 sidecar in front of that server.
+"""Measures with curl: a CONNECT to Isthmus' server, and the SOCKS5 sidecar in front of that server.
 
-Both ways lead through one and the same server and agent to one HTTP target. One curl process makes
-all the fetches of a measurement, so that its start is not measured, and says itself how long each
-of them took; every fetch is a new connection all the way.
+Both paths lead through the same server and agent to one HTTP target. One curl process makes all
+fetches of a measurement, so that its start is not measured, and reports the time of each; every
+fetch is a new connection from end to end.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from http_target import LARGE, SIZES, SMALL
 from processes import BenchError, Workspace
 from topologies import HERE, Commands, Shape, Topology, http_answers, start_tunnel, wait_until
 
-#: The names of the two ways.
+#: The names of the two paths.
 CONNECT_TLS, SOCKS5 = "connect-tls", "socks5-proxy"
-#: Small fetches per second of a measurement; more than that fit in on no machine seen yet.
+#: The number of small fetches per second of a measurement, above what any machine reaches.
 _FETCHES_PER_S = 60
-#: Fetches at the beginning of a measurement that are not counted.
+#: The number of initial fetches of a measurement that are not counted.
 _UNCOUNTED = 3
 _SAYS = r"%{http_code} %{size_download} %{time_total} %{speed_download}\n"
 _TIMEOUT_S = 120
 
 
 class CurlWays:
-    """The server, the agent and the target that both ways share, started when first asked for."""
+    """The server, the agent and the target that both paths share, started on first use."""
 
     def __init__(self, space: Workspace, certs: Certs, commands: Commands) -> None:
         self._space = space
@@ -102,7 +102,7 @@ class CurlWays:
 
 
 def is_missing() -> bool:
-    """Whether there is no curl."""
+    """Whether curl is not installed."""
     return shutil.which("curl") is None
 
 
@@ -132,10 +132,10 @@ def _large(space: Workspace, topology: Topology) -> dict[str, float]:
 def _fetch(
     space: Workspace, topology: Topology, path: str, count: int
 ) -> list[tuple[float, float]]:
-    """Fetch so many times with one curl; seconds and bytes per second of each.
+    """Fetch repeatedly with one curl process; returns seconds and bytes per second of each fetch.
 
     Raises:
-        BenchError: one of them failed, or was not what was asked for.
+        BenchError: a fetch failed, or returned a wrong answer.
     """
     config = space.path("curl.cfg")
     config.write_text(_config(f"http://{topology.at}{path}", topology.curl, count))
@@ -157,7 +157,7 @@ def _fetch(
 
 
 def _config(url: str, options: Sequence[str], count: int) -> str:
-    """A curl configuration: options of all, and then each fetch."""
+    """A curl configuration: common options, then each fetch."""
     lines = ["silent", "show-error", "fail-early", 'noproxy = ""', f'write-out = "{_SAYS}"']
     for option in options:
         name, _, value = option.removeprefix("--").partition("=")
@@ -168,7 +168,7 @@ def _config(url: str, options: Sequence[str], count: int) -> str:
 
 
 def _read(line: str, path: str) -> tuple[float, float] | None:
-    """What curl says of a fetch; None when it did not get the answer."""
+    """The time and speed of a fetch; None if it failed."""
     status, size, seconds, speed = line.split()
     if status != "200" or float(size) != SIZES[path]:
         return None

@@ -1,7 +1,7 @@
-"""etcd behind each way: puts, gets and watches of etcd's own client, by TLS from client to etcd.
+"""etcd by each path: puts, gets and watches of etcd's own client, with TLS from client to etcd.
 
-KEP-1281 promises to scale test what the extra hop costs etcd. The load is
-``bench/etcdload``; etcd is the one of ``make interop`` (tests/interop/kube/etcd).
+KEP-1281 promises to scale test the cost of the extra hop for etcd. The load is ``bench/etcdload``;
+etcd is the one of ``make interop`` (tests/interop/kube/etcd).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from topologies import Topology, http_answers, wait_until
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "interop"))
 
-# Only now: it is found by the line above.
+# After the change of sys.path above.
 from kube.build import NotBuiltError, build_etcd
 
 SUBJECT = "isthmus"
@@ -61,11 +61,11 @@ def etcd_table(
     *,
     rounds: int,
 ) -> list[Row]:
-    """Measure and draw; where there is no etcd, say why in a line."""
+    """Measure and draw; without etcd, print the reason."""
     try:
         program = build_etcd(lambda text: console.print(f"etcd: {text}"))
     except NotBuiltError as exc:
-        console.print(f"etcd is left out: {exc}")
+        console.print(f"etcd left out: {exc}")
         return []
     space = bench.space
     etcd, address = start_etcd(space, program, certs)
@@ -102,10 +102,10 @@ def _tables(bench: Bench, names: list[str], console: Console) -> list[Row]:
 
 
 def start_etcd(space: Workspace, program: Path, certs: Certs) -> tuple[Child, str]:
-    """Start etcd with mutual TLS for clients; the process and its address.
+    """Start etcd with mutual TLS for clients; returns the process and its address.
 
     It does not wait for the disk (``--unsafe-no-fsync``), which would hide what is measured, and
-    keeps few old entries in memory: values of 100 kB add up.
+    keeps few old entries in memory, because values of 100 kB add up.
     """
     client, peer, metrics = (space.free_port() for _ in range(3))
     url, peer_url = f"https://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"

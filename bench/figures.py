@@ -1,4 +1,4 @@
-"""What is measured: the figures, where they come from, and the goals they are held to."""
+"""The measured figures: their sources, and their goals."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from enum import Enum
 
 
 class Against(Enum):
-    """What a goal compares with."""
+    """What a goal is compared with."""
 
-    BASELINE = "what the table compares with, mostly the haproxy pair"
+    BASELINE = "the baseline of the table, usually the haproxy pair"
     ITSELF = "absolute"
 
 
@@ -22,7 +22,7 @@ class Goal:
     against: Against = Against.BASELINE
 
     def reached(self, value: float) -> bool:
-        """Whether the value is on the right side of the bound."""
+        """Whether the value satisfies the bound."""
         return value >= self.bound if self.at_least else value <= self.bound
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One row of the table: a field of what one load command printed."""
+    """One row of the table: a field of a load command's output."""
 
     load: str
     field: str
@@ -43,7 +43,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """One measurement: a command of a load program, how many connections, and bytes of a value."""
+    """One measurement: a command of a load program, the number of connections, and value sizes."""
 
     group: str
     command: str
@@ -56,11 +56,11 @@ class Load:
         return f"{self.command}{self.conns}{f'-{self.size}' if self.size else ''}"
 
 
-#: The group of loads that curl is, not the load program.
+#: The group of loads that curl measures, not the load program.
 CURL = "curl"
 SERVICES = "services"
 GROUPS = ("down", "up", "rr", "dial", "stall", "mem", "hold", CURL, SERVICES)
-#: Take minutes and are not part of a usual run.
+#: Groups that take minutes and run only if named.
 SLOW_READER = "slow-reader"
 ETCD = "etcd"
 ALL_GROUPS = (*GROUPS, SLOW_READER, ETCD)
@@ -92,7 +92,7 @@ _GOALS = {
     ("down", "cpu_s_per_gb"): Goal(bound=1.7, at_least=False),
     ("up", "cpu_s_per_gb"): Goal(bound=1.7, at_least=False),
 }
-# The client of the gRPC frontend is Go's own, which is most of the cost there.
+# The client of the gRPC frontend is Go's own, which causes most of the cost there.
 _GRPC_GOALS = {
     ("down", "mb_per_s"): Goal(bound=0.35, at_least=True),
     ("up", "mb_per_s"): Goal(bound=0.5, at_least=True),
@@ -104,7 +104,7 @@ _GRPC_LINK_GOALS = {
     ("down", "mb_per_s"): Goal(bound=0.6, at_least=True),
     ("up", "mb_per_s"): Goal(bound=0.6, at_least=True),
 }
-# Plain forwarding by isthmus apiserver-proxy, against one haproxy that does the same.
+# Plain forwarding by isthmus apiserver-proxy, compared with one haproxy.
 _FORWARD_GOALS = {
     ("down", "mb_per_s"): Goal(bound=0.5, at_least=True),
     ("up", "mb_per_s"): Goal(bound=0.5, at_least=True),
@@ -155,8 +155,8 @@ def _slow(field: str, title: str, unit: str, goal: Goal | None = None) -> Figure
     return Figure(load=SLOW_LOAD.name, field=field, title=title, unit=unit, goal=goal)
 
 
-# A reader of 1 MB/s on a gRPC link. Its first second is inside any share; what comes after the
-# share is used up is reported, and has no goal.
+# A reader of 1 MB/s on a gRPC link. Its first second is within any share; the time after its share
+# is used up is reported, without a goal.
 SLOW_FIGURES = (
     _slow("alone_p99_us", "others' p99 alone", "µs"),
     _slow("early_p99_ratio", "others' p99, first second", "× alone", _own(3.0)),
@@ -171,7 +171,7 @@ FIGURES = (
     _stall("p50_ratio", "stalled reader: others' p50", "× alone", _own(1.5)),
     _stall("p99_ratio", "stalled reader: others' p99", "× alone", _own(3.0)),
     _stall("taken_mb", "stalled reader: taken in", "MB", None),
-    # What received and unsent bytes may hold before stalled streams get no more credit.
+    # The limit of received and unsent bytes before stalled streams get no more credit.
     _stall("grown_mb", "stalled reader: memory grown", "MB", _own(64.0)),
     _memory("idle_kb", "memory per idle tunnel"),
     _memory("used_kb", "the same after 1 MiB each way"),
@@ -190,7 +190,7 @@ GRPC_FIGURES = (
 )
 GRPC_LINK_FIGURES = (*_of_loads(_GRPC_LINK_GOALS, GRPC_LINK_LOADS), *SLOW_FIGURES)
 FORWARD_FIGURES = tuple(_of_loads(_FORWARD_GOALS, FORWARD_LOADS))
-# The SOCKS5 sidecar, against curl's own CONNECT of the server behind it.
+# The SOCKS5 sidecar, compared with curl's own CONNECT to the server behind it.
 CURL_FIGURES = (
     Figure(
         load="fetch1",

@@ -1,7 +1,7 @@
-"""Checks, by recording one handshake, that the haproxy pair does the TLS that it should.
+"""Checks, by recording one handshake, that the haproxy pair uses the intended TLS parameters.
 
-A relay between the two haproxies keeps what crosses in clear: ClientHello and ServerHello.
-It does not decrypt anything.
+A relay between the two haproxies records what crosses in clear: ClientHello and ServerHello. It
+does not decrypt anything.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PRE_SHARED_KEY, _SUPPORTED_VERSIONS, _KEY_SHARE = 41, 43, 51
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a ClientHello or ServerHello says that matters here."""
+    """The relevant fields of a ClientHello or ServerHello."""
 
     kind: int
     random: bytes
@@ -87,10 +87,10 @@ def offered_groups(hello: Hello) -> list[int]:
 
 
 def faults(upstream: bytes, downstream: bytes) -> list[str]:
-    """What is wrong with a recorded handshake; nothing, if it is as pinned."""
+    """The deviations of a recorded handshake from the intended parameters."""
     clients, servers = hellos(upstream), hellos(downstream)
     if not clients or not servers:
-        return ["no TLS handshake was seen"]
+        return ["no TLS handshake recorded"]
     client, server = clients[0], servers[0]
     if server.random == RETRY_RANDOM or len(clients) > 1:
         return ["HelloRetryRequest: the two sides do not agree on a group at once"]
@@ -98,11 +98,11 @@ def faults(upstream: bytes, downstream: bytes) -> list[str]:
     if offered_groups(client) != [P256]:
         wrong.append(f"the dialing side has key shares for {offered_groups(client)}, not P-256")
     if server.extensions.get(_KEY_SHARE, b"")[:2] != P256.to_bytes(2, "big"):
-        wrong.append("the key exchange is not P-256")
+        wrong.append("key exchange is not P-256")
     if server.suites[0] != TLS_AES_256_GCM_SHA384:
-        wrong.append(f"the suite is {server.suites[0]:#06x}, not TLS_AES_256_GCM_SHA384")
+        wrong.append(f"cipher suite is {server.suites[0]:#06x}, not TLS_AES_256_GCM_SHA384")
     if server.extensions.get(_SUPPORTED_VERSIONS) != TLS13.to_bytes(2, "big"):
-        wrong.append("the version is not TLS 1.3")
+        wrong.append("version is not TLS 1.3")
     if _PRE_SHARED_KEY in client.extensions or _PRE_SHARED_KEY in server.extensions:
         wrong.append("a session was resumed")
     return wrong

@@ -1,7 +1,7 @@
 """The target of the measurements with curl: a small answer, and a large one by sendfile.
 
-usage: http_target.py PORT; says its address as a JSON line on stdout. Every answer ends with its
-connection, so that each fetch is a new one all the way.
+usage: http_target.py PORT; prints its address as a JSON line on stdout. Every answer closes its
+connection, so that each fetch is a new one from end to end.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socketserver
 import sys
 import tempfile
 
-#: What is asked for: a path, and how many bytes are the answer.
+#: Paths, and the sizes of their answers in bytes.
 SMALL, LARGE = "/small", "/large"
 SIZES = {SMALL: 64, LARGE: 256 << 20}
 _PIECE_BYTES = 4 << 20
@@ -34,14 +34,14 @@ class _Answer(socketserver.StreamRequestHandler):
         self.request.sendall(head.encode())
         assert isinstance(self.server, _Target)
         while left:
-            # The same piece again and again: what a disk does is not measured.
+            # The same piece repeatedly: disks are not measured.
             left -= os.sendfile(
                 self.request.fileno(), self.server.piece, 0, min(left, _PIECE_BYTES)
             )
 
 
 class _Target(socketserver.ThreadingTCPServer):
-    """A thread for each connection: there are few at a time."""
+    """A thread per connection: there are few at a time."""
 
     daemon_threads = True
     allow_reuse_address = True

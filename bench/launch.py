@@ -1,4 +1,4 @@
-"""Runs this tree's ``isthmus`` command, installed or not, under cProfile if asked.
+"""Runs this tree's ``isthmus`` command, installed or not, optionally under cProfile.
 
 usage: launch.py [--cprofile=FILE] ARGUMENTS OF isthmus...
 """
@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 
 def main() -> None:
-    """Hand the arguments to the command; a profile is written however it ends."""
+    """Pass the arguments to the command; a profile is written however it ends."""
     profile = None
     if sys.argv[1:] and sys.argv[1].startswith("--cprofile="):
         profile = sys.argv.pop(1).partition("=")[2]

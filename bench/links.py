@@ -1,10 +1,10 @@
-"""Thousands of real links to one server over loopback: memory, pings, and a server that restarts.
+"""Thousands of real links to one server over loopback: memory, pings, and a server restart.
 
-The server is the program itself; its agents live in a few processes (links_agents.py). Measured is
-the server alone: resident memory without links, with idle ones, and after each has carried a
-tunnel; CPU while nothing happens but pings; and, killed and started again, how long until every
-agent is back, what the handshakes cost, and how many attempts failed. What it means is in
-docs/scaling.md.
+The server is the program itself; its agents run in a few processes (links_agents.py). Only the
+server is measured: resident memory without links, with idle ones, and after each has carried a
+tunnel; CPU while only pings happen; and, after a kill and a restart, how long until every agent is
+back, what the handshakes cost, and how many attempts failed. docs/scaling.md interprets the
+figures.
 
 usage: bench/links.py [--links N] [--processes N] [--key ec|rsa] [--json FILE]
 """
@@ -38,7 +38,7 @@ _PIECE = bytes(range(256)) * 256
 
 @dataclass(kw_only=True)
 class Found:
-    """What was measured."""
+    """The measured figures."""
 
     links: int
     key: str
@@ -62,7 +62,7 @@ class Found:
 
 
 class Server:
-    """The server, again and again at the same port."""
+    """The server, restarted on the same port."""
 
     def __init__(self, space: Workspace, files: pki.PkiFiles) -> None:
         self._space = space
@@ -90,7 +90,7 @@ class Server:
         while not self._listens():
             child.check_alive()
             if time.monotonic() > deadline:
-                raise BenchError("the server does not listen")
+                raise BenchError("the server is not listening")
             time.sleep(_LOOK_S)
         return child
 
@@ -100,17 +100,17 @@ class Server:
         return any(it.split()[1].endswith(wanted) and it.split()[3] == "0A" for it in lines)
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill it, as in a crash."""
         self.child.process.send_signal(signal.SIGKILL)
         self.child.process.wait()
 
     def start_again(self) -> None:
-        """The same at the same port."""
+        """Start it again on the same port."""
         self.child = self._start()
 
     @property
     def cpu_s(self) -> float:
-        """What it has used so far."""
+        """Its CPU time so far."""
         fields = Path(f"/proc/{self.child.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
@@ -121,12 +121,12 @@ class Server:
 
     @property
     def descriptors(self) -> int:
-        """How many it has open."""
+        """The number of its open descriptors."""
         return len(os.listdir(f"/proc/{self.child.pid}/fd"))
 
 
 class Agents:
-    """The processes that have them."""
+    """The processes that run the agents."""
 
     def __init__(
         self, space: Workspace, files: pki.PkiFiles, port: int, links: int, processes: int
@@ -147,7 +147,7 @@ class Agents:
             first += number
 
     def state(self) -> tuple[int, Counter[str]]:
-        """How many are linked, and how many attempts failed so far."""
+        """The number of linked agents, and the failed attempts so far."""
         failed: Counter[str] = Counter()
         linked = 0
         for child in self._children:
@@ -159,7 +159,7 @@ class Agents:
         return linked, failed
 
     def stop(self) -> None:
-        """End them all; each says goodbye to the server."""
+        """End all of them; each closes its links."""
         for child in self._children:
             assert child.process.stdin is not None
             child.process.stdin.close()
@@ -188,7 +188,7 @@ async def send_through(uds: Path, index: int, size: int) -> bool:
 
 
 async def send_through_all(uds: Path, links: int, size: int) -> int:
-    """The same through every agent, some at once; how many of them gave everything back."""
+    """The same through every agent, several at once; returns how many echoes were complete."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(index: int) -> bool:
@@ -199,7 +199,7 @@ async def send_through_all(uds: Path, links: int, size: int) -> int:
 
 
 def wait_linked(agents: Agents, links: int, limit_s: float) -> tuple[float, float]:
-    """Wait until all are linked, or for so long; seconds until half of them and until all were."""
+    """Wait until all agents are linked, up to a limit; seconds until half and all of them were."""
     began = time.monotonic()
     half_s = took_s = 0.0
     while (linked := agents.state()[0]) < links and took_s < limit_s:
@@ -212,12 +212,12 @@ def wait_linked(agents: Agents, links: int, limit_s: float) -> tuple[float, floa
 
 
 def say(text: str) -> None:
-    """Tell how far it is."""
+    """Print progress."""
     print(f"bench/links.py: {text}", file=sys.stderr, flush=True)
 
 
 def measure(arguments: argparse.Namespace, space: Workspace) -> Found:
-    """All of it."""
+    """Run all measurements."""
     links, limit_s = arguments.links, arguments.limit
     files = pki.init(space.dir / "pki", server_names=("127.0.0.1", "localhost"))
     if arguments.key == "rsa":
@@ -236,7 +236,7 @@ def measure(arguments: argparse.Namespace, space: Workspace) -> Found:
         )
     found.first_cpu_ms_per_link = (server.cpu_s - cpu_s) * 1000 / links
     say(f"all linked in {found.first_s:.1f} s, {found.first_cpu_ms_per_link:.2f} ms of CPU each")
-    time.sleep(1.5)  # pings and their answers of the first second are not idleness
+    time.sleep(1.5)  # the pings of the first second are not part of idling
     found.idle_kb_per_link = (server.rss_kb - found.empty_kb) / links
     cpu_s, began = server.cpu_s, time.monotonic()
     time.sleep(arguments.seconds)
@@ -274,7 +274,7 @@ def _restart(server: Server, agents: Agents, found: Found, limit_s: float) -> No
 
 
 def show(found: Found) -> str:
-    """What it comes to, for a terminal."""
+    """The figures, as text."""
     failed = ", ".join(f"{number} {stage}" for stage, number in found.failed.items()) or "none"
     return "\n".join(
         (

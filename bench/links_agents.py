@@ -1,13 +1,13 @@
 """Many agents in one process, each with its own link, for bench/links.py.
 
-They connect, wait and come back with the agent's own code (programs/agent/servers.py): its
-handshake, its pings and its back-off. What is missing of an agent is what has nothing to do with
-links: ports, metrics and targets. A dial is answered here, by sending back whatever comes.
+They connect, wait and reconnect with the agent's own code (programs/agent/servers.py): its
+handshake, its pings and its back-off. Parts of an agent that do not concern links are missing:
+ports, metrics and targets. A dial is answered here by an echo.
 
 usage: links_agents.py PKI-DIRECTORY PORT FIRST NUMBER
 
-Each line on stdin is answered by one JSON line: how many are linked, and how many attempts failed,
-by how far they came. The end of stdin ends it.
+Each line on stdin is answered by one JSON line: the number of linked agents, and the number of
+failed attempts by stage. The program ends with its stdin.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from isthmus.tunnel.end import BaseEnd, Ending, join
 from isthmus.values import AgentId
 
 HOST = "127.0.0.1"
-# linux/in.h: the port is chosen when it connects, so that addresses share them.
+# linux/in.h: the port is chosen at connect, so that addresses can share ports.
 _IP_BIND_ADDRESS_NO_PORT = 24
 _AT_ONCE = 50
 _LOOK_S = 0.02
 
 
 class Echo(BaseEnd):
-    """Sends everything back, as fast as it is taken."""
+    """Sends everything back, as fast as it is accepted."""
 
     def __init__(self) -> None:
         self.init_end()
@@ -62,31 +62,31 @@ class Echo(BaseEnd):
         return self.peer.write(data)
 
     def write_eof(self) -> None:
-        """That was all."""
+        """End of the data."""
         self.peer.write_eof()
         self.finish(Ending.CLEAN)
 
     def abort(self, reason: Ending) -> None:
-        """It is over."""
+        """The stream is over."""
         self.finish(reason)
 
     def pause_reading(self) -> None:
         """There is nothing to read."""
 
     def resume_reading(self) -> None:
-        """What was sent back has gone."""
+        """The data sent back has left."""
         self.peer.resume_reading()
 
 
 class Failures:
-    """In place of an agent's metrics."""
+    """Replaces an agent's metrics."""
 
     def __init__(self) -> None:
         self.by_stage: Counter[str] = Counter()
         self.opened = 0
 
     def link_opened(self) -> None:
-        """A link stands."""
+        """A link was opened."""
         self.opened += 1
 
     def link_failed(self, stage: LinkStage) -> None:
@@ -95,17 +95,17 @@ class Failures:
 
 
 def answer(incoming: Incoming) -> None:
-    """Reach a target that is not there."""
+    """Answer a dial without a target."""
     join(incoming.accept("sim"), Echo())
 
 
 class FromOwnAddress(ServerAddresses):
-    """The way to the server from an address of its own, as each node has."""
+    """Connects to the server from an address of its own, like a node."""
 
     index = 0
 
     def through(self, address: ServerAddress) -> Callable[[], Awaitable[socket.socket]]:
-        """Connect from there."""
+        """Connect from that address."""
         return partial(self._from_own_address, address[0][1])
 
     async def _from_own_address(self, address: object) -> socket.socket:
@@ -125,7 +125,7 @@ class FromOwnAddress(ServerAddresses):
 
 
 class Agents:
-    """All of them."""
+    """All agents of this process."""
 
     def __init__(self, files: PkiFiles, port: int, first: int, number: int) -> None:
         loop = asyncio.get_running_loop()
@@ -155,7 +155,7 @@ class Agents:
             self.all.append(Servers(linking, addresses, backoff=backoff))
 
     def state(self) -> dict[str, object]:
-        """What is asked for."""
+        """The answer to a request."""
         linked = sum(bool(servers.links) for servers in self.all)
         return {
             "linked": linked,
@@ -170,7 +170,7 @@ def _greeting(index: int) -> AgentGreeting:
 
 
 async def start(agents: Agents, keeping: list[asyncio.Task[None]]) -> None:
-    """Start some at a time, as nodes are added; only a restart brings all at once."""
+    """Start a few agents at a time, as nodes are added; only a restart brings all at once."""
     for first in range(0, len(agents.all), _AT_ONCE):
         batch = agents.all[first : first + _AT_ONCE]
         keeping += [asyncio.create_task(servers.keep_connected()) for servers in batch]
@@ -179,7 +179,7 @@ async def start(agents: Agents, keeping: list[asyncio.Task[None]]) -> None:
 
 
 async def run(files: PkiFiles, port: int, first: int, number: int) -> None:
-    """Keep them connected until stdin ends."""
+    """Keep the agents connected until stdin ends."""
     loop = asyncio.get_running_loop()
     agents = Agents(files, port, first, number)
     asked: asyncio.Queue[bytes] = asyncio.Queue()

@@ -1,4 +1,4 @@
-"""RSA keys in place of P-256 for bench/links.py: what many a cluster's own CA makes."""
+"""RSA keys instead of P-256 for bench/links.py: many clusters' own CAs use RSA."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BITS = 2048
 
 
 def rsa_leaves(files: PkiFiles) -> None:
-    """Give the server and the agents certificates like those they have, with keys of RSA 2048."""
+    """Replace the certificates of server and agents by equal ones with RSA 2048 keys."""
     authority = serialization.load_pem_private_key(files.ca_key.read_bytes(), None)
     for cert, key in ((files.server_cert, files.server_key), (files.agent_cert, files.agent_key)):
         _again(cert, key, authority)

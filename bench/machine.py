@@ -1,4 +1,4 @@
-"""What a run is measured on: the machine's kind, and whether something else is using it."""
+"""The machine of a run: its properties, and whether other programs use it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import subprocess
 import time
 from pathlib import Path
 
-# A program whose version is told, and how it is asked; the version is the word at that place.
+# Programs whose versions are reported: the command, and the position of the version in its output.
 _VERSIONS = {"haproxy": ("-v", 2), "curl": ("--version", 1)}
 
 
 def busy_share(seconds: float) -> float:
-    """How much of all CPUs is in use, by anyone, while this program waits."""
+    """The share of all CPUs that any program uses while this one waits."""
 
     def ticks() -> tuple[int, int]:
         fields = list(map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]))
@@ -27,7 +27,7 @@ def busy_share(seconds: float) -> float:
 
 
 def machine() -> str:
-    """What it ran on, in a few words."""
+    """The machine, in a few words."""
     cpus = len(os.sched_getaffinity(0))
     versions = [
         f"{cpus} CPUs",

@@ -1,4 +1,4 @@
-"""Runs the load program against topologies and collects what it printed, round by round."""
+"""Runs the load program through topologies and collects its output, round by round."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from processes import BenchError, Child, Workspace, rss_kb
 from topologies import Topology
 
 _HERE = Path(__file__).resolve().parent
-# Go would interrupt blocking system calls to preempt threads; nothing here hogs one.
+# Go would interrupt blocking system calls to preempt threads; nothing here needs that.
 _ENV = {"GODEBUG": "asyncpreemptoff=1"}
 # load name -> topology name -> one dict of numbers per round
 Samples = dict[str, dict[str, list[dict[str, float]]]]
 
 
 def build_load(name: str = "load", package: str = "./cmd/load") -> Path:
-    """A load program, built into the user's cache once per version of the sources."""
+    """A load program, built into the user's cache once per version of its sources."""
     digest = hashlib.sha256()
     folders = dict.fromkeys((_HERE / "load", _HERE / name))
     for source in sorted(s for folder in folders for s in folder.rglob("*") if s.is_file()):
@@ -51,7 +51,7 @@ def build_load(name: str = "load", package: str = "./cmd/load") -> Path:
 
 @dataclass(kw_only=True)
 class Bench:
-    """What every measurement needs, and what has been measured so far."""
+    """What every measurement needs, and the samples so far."""
 
     space: Workspace
     load: Path
@@ -59,7 +59,7 @@ class Bench:
     seconds: float
     warmup: float
     samples: Samples = field(default_factory=dict)
-    #: What the load program wants besides.
+    #: Further arguments of the load program.
     flags: tuple[str, ...] = ()
 
     def start_target(self) -> tuple[Child, str]:
@@ -83,7 +83,7 @@ class Bench:
         return [*words, f"--uds={topology.uds}"] if topology.uds else words
 
     def run_load(self, topology: Topology, load: Load) -> None:
-        """One measurement of one topology."""
+        """Make one measurement of one topology."""
         if load.group == CURL:
             numbers = fetch_times(self.space, topology, load, self.seconds)
             self.keep(load.name, topology.name, numbers)
@@ -100,12 +100,12 @@ class Bench:
         self.keep(load.name, topology.name, _numbers(answer))
 
     def keep(self, load: str, topology: str, numbers: dict[str, float]) -> None:
-        """Record one sample."""
+        """Store one sample."""
         self.samples.setdefault(load, {}).setdefault(topology, []).append(numbers)
 
 
 def start_target(space: Workspace, load: Path) -> tuple[Child, str]:
-    """Start the target and return it with its address."""
+    """Start the target; returns it with its address."""
     command = [str(load), "target", f"--listen=127.0.0.1:{space.free_port()}"]
     child = space.start("target", command, speaks=True, env=_ENV)
     return child, str(child.read_line(10)["address"])
@@ -132,7 +132,7 @@ def run_rounds(
     rounds: int,
     say: Callable[[str], None],
 ) -> None:
-    """Measure everything ``rounds`` times, topologies side by side, their order rotating."""
+    """Measure everything ``rounds`` times, topologies side by side, in rotating order."""
     for number in range(rounds):
         for index, load in enumerate(loads):
             say(f"round {number + 1} of {rounds}: {load.name}")
@@ -152,7 +152,7 @@ def run_slow_reader(bench: Bench, start: Callable[[str], Topology], *, seconds: 
 
 
 def run_memory(bench: Bench, start: Callable[[str], Topology]) -> None:
-    """Memory of fresh processes: before, with idle tunnels, and after bytes went through."""
+    """Memory of fresh processes: before, with idle tunnels, and after data went through."""
     target, address = bench.start_target()
     topology = start(address)
     pids = topology.pids()
@@ -172,7 +172,7 @@ def run_memory(bench: Bench, start: Callable[[str], Topology]) -> None:
 
 
 def run_hold(bench: Bench, start: Callable[[str], Topology], *, tunnels: int) -> None:
-    """Hold many idle tunnels through fresh processes and ask every one of them twice."""
+    """Hold many idle tunnels through fresh processes and send a request on each twice."""
     target, address = bench.start_target()
     topology = start(address)
     before = rss_kb(topology.pids())

@@ -1,4 +1,4 @@
-"""Child processes and scratch space of a benchmark run: started, watched, always cleaned up."""
+"""Child processes and scratch space of a benchmark run, which are always cleaned up."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from typing import Any
 _PR_SET_PDEATHSIG = 1
 _INTERRUPTS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 _LIBC = ctypes.CDLL(None)
-# Below the kernel's ephemeral range, so that no outgoing connection sits on one, and inside
-# what konnectivity accepts (1024-49151).
+# Below the kernel's ephemeral range, so that no outgoing connection uses one, and within the range
+# that konnectivity accepts (1024-49151).
 _PORTS = range(20_000, 32_000)
 
 
 class BenchError(Exception):
-    """The benchmark cannot go on; the message is for the terminal."""
+    """The benchmark cannot continue; the message is for the terminal."""
 
 
 class Child:
-    """One child process, its log file, and its JSON lines if it speaks them."""
+    """One child process, its log file, and its JSON lines if it has a dialogue."""
 
     def __init__(self, name: str, process: subprocess.Popen[bytes], log: Path) -> None:
         self.name = name
@@ -46,11 +46,11 @@ class Child:
         return self.process.pid
 
     def log_tail(self) -> str:
-        """The last lines of what it wrote on stderr."""
+        """The last lines of its stderr."""
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-12:])
 
     def check_alive(self) -> None:
-        """Raises BenchError with the log's end if the process has ended."""
+        """Raise BenchError with the end of the log if the process has ended."""
         code = self.process.poll()
         if code is not None:
             raise BenchError(f"{self.name} ended with {code}:\n{self.log_tail()}")
@@ -62,7 +62,7 @@ class Child:
         while b"\n" not in self._pending:
             ready, _, _ = select.select([self.process.stdout], [], [], deadline - time.monotonic())
             if not ready:
-                raise BenchError(f"{self.name} said nothing for {timeout_s:.0f} s")
+                raise BenchError(f"{self.name} printed nothing for {timeout_s:.0f} s")
             chunk = os.read(self.process.stdout.fileno(), 65536)
             if not chunk:
                 self.process.wait(5)
@@ -77,17 +77,17 @@ class Child:
     def tell(self, line: str) -> None:
         """Send one line to its stdin."""
         assert self.process.stdin is not None
-        with suppress(BrokenPipeError):  # then it has ended, and read_line says why
+        with suppress(BrokenPipeError):  # the process has ended: read_line reports why
             self.process.stdin.write(line.encode() + b"\n")
             self.process.stdin.flush()
 
     def wait(self, timeout_s: float) -> None:
-        """Let it end by itself; one that does not is left to ``stop``."""
+        """Wait for its end; ``stop`` ends it if it does not."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout_s)
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Ask it to end, then make it."""
+        """Ask it to end, then kill it."""
         if self.process.poll() is None:
             self.process.terminate()
             try:
@@ -125,12 +125,12 @@ class Workspace:
         shutil.rmtree(self.dir, ignore_errors=True)
 
     def path(self, name: str) -> Path:
-        """A name in the directory that nothing else was given."""
+        """A new path in the directory."""
         self._count += 1
         return self.dir / f"{self._count}-{name}"
 
     def free_port(self) -> int:
-        """A loopback port that was free a moment ago and is not handed out twice."""
+        """A loopback port that was free a moment ago and is not returned twice."""
         for port in self._ports:
             with socket.socket() as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -151,7 +151,7 @@ class Workspace:
     ) -> Child:
         """Start a child that dies with this process. Its output goes to a file.
 
-        One that ``speaks`` has JSON lines on stdout, for ``read_line``, and reads stdin.
+        One that ``speaks`` writes JSON lines to stdout, for ``read_line``, and reads stdin.
         """
         log = self.path(f"{name}.log")
         with log.open("wb") as stderr, _not_interrupted():
@@ -179,9 +179,9 @@ class Workspace:
 
 @contextmanager
 def _not_interrupted() -> Iterator[None]:
-    """Put an interrupt off until the block is over.
+    """Postpone an interrupt until the end of the block.
 
-    What is raised right after a fork is raised in a hook of it, where Python prints and forgets it;
+    An exception raised right after a fork is raised in a hook, where Python prints and drops it;
     and a child that is not in the list yet would not be ended.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _INTERRUPTS)

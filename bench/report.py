@@ -34,7 +34,7 @@ def spread(values: Sequence[float]) -> Spread | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure: what each topology did, and how the subject compares."""
+    """One figure: the values of each topology, and the comparison."""
 
     figure: Figure
     values: dict[str, Spread]
@@ -50,7 +50,7 @@ def rows(
     baseline: str = "haproxy",
     figures: Sequence[Figure] = FIGURES,
 ) -> list[Row]:
-    """A row for every figure that was measured at all; goals are looked at if ``judge``."""
+    """A row for every figure that was measured; goals are judged if ``judge``."""
     found = []
     for figure in figures:
         by_name = {
@@ -59,7 +59,7 @@ def rows(
         }
         values = {name: s for name, taken in by_name.items() if (s := spread(taken))}
         if values:
-            # Paired: each round's figure over the same round's, then the median of those.
+            # Paired: the ratios within each round, then their median.
             pairs = zip(by_name.get(subject, []), by_name.get(baseline, []), strict=False)
             ratio = spread([ours / theirs for ours, theirs in pairs if theirs > 0])
             reached = _reached(figure, values.get(subject), ratio) if judge else None

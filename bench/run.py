@@ -1,6 +1,6 @@
 """``make bench``: direct, a haproxy pair and Isthmus measured in one run, interleaved.
 
-What is measured and how to read it: docs/benchmarks.md.
+docs/benchmarks.md describes the measurements and how to read them.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ from topologies import (
 
 Start = Callable[[str], Topology]
 PROXIES_WITH_A_LINK = ("haproxy", "isthmus", "isthmus-grpc")
-# The gRPC frontend with konnectivity-client before it; a gRPC link behind the CONNECT frontend.
+# The gRPC frontend with konnectivity-client; a gRPC link behind the CONNECT frontend.
 GRPC, GRPC_LINK = "isthmus-grpc", "isthmus-grpclink"
-# Plain forwarding: the proxy of nodes, and one haproxy that does the same.
+# Plain forwarding: the proxy on nodes, and one haproxy.
 APISERVER_PROXY, HAPROXY_TCP = "apiserver-proxy", "haproxy-tcp"
 FORWARDING = (HAPROXY_TCP, APISERVER_PROXY)
-# curl by the server itself, and by the sidecar in front of it.
+# curl with the server itself, and with the sidecar in front of it.
 BY_CURL = (CONNECT_TLS, SOCKS5)
 NAMES = ("direct", "haproxy", "isthmus", GRPC, GRPC_LINK, *FORWARDING, *BY_CURL)
 _MIN_COLUMNS = 150
@@ -79,7 +79,7 @@ SLOW_S, QUICK_SLOW_S = 60.0, 10.0
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Read the command line; argparse ends the program on a mistake."""
+    """Parse the command line; argparse ends the program on an error."""
     parser = argparse.ArgumentParser(prog="bench/run.py", description=__doc__)
     add = parser.add_argument
     add("--rounds", type=int, default=7, help="paired rounds (default 7)")
@@ -109,7 +109,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def _profiler(args: argparse.Namespace) -> str:
-    """py-spy where there is one: it disturbs less, and sees C code; else what Python has."""
+    """py-spy if available: it disturbs less, and sees C code; otherwise Python's profiler."""
     if args.profiler != "auto":
         return str(args.profiler)
     return "py-spy" if shutil.which("py-spy") or args.server_cmd else "cprofile"
@@ -133,7 +133,7 @@ def _some_of(text: str, known: Sequence[str]) -> tuple[str, ...]:
 def starters(
     args: argparse.Namespace, space: Workspace, load: Path, certs: Certs
 ) -> dict[str, Start]:
-    """How to bring up each topology, by name, for a target's address."""
+    """Functions that start each topology for a target's address, by name."""
     if args.profile:
         args.profile.mkdir(parents=True, exist_ok=True)
         space.stop_grace_s = 30.0  # a profile is written at the end
@@ -168,18 +168,18 @@ def starters(
 
 
 def grpc_frontend() -> Shape:
-    """kube-apiserver's client before the server, built when it is first needed."""
+    """kube-apiserver's client in front of the server, built on first use."""
     load = build_load("konnload", ".")
     return Shape(mode="grpc", via="grpc", load=load, only=GRPC_LOADS)
 
 
 def shown_name(args: argparse.Namespace, name: str) -> str:
-    """What the tables call a topology."""
+    """The name of a topology in tables."""
     return str(args.label) + name.removeprefix("isthmus") if name.startswith("isthmus") else name
 
 
 def tables(args: argparse.Namespace, bench: Bench, console: Console) -> list[Row]:
-    """Draw what was measured, a table for each way through a tunnel; all rows."""
+    """Draw a table for each path through a tunnel; returns all rows."""
     chosen = args.topologies
     apart = (GRPC, GRPC_LINK, *FORWARDING, *BY_CURL)
     subject = "isthmus" if "isthmus" in chosen else chosen[-1]
@@ -220,10 +220,10 @@ def attach_py_spy(space: Workspace, topology: Topology, directory: Path) -> list
 
 
 def leave_out_missing(args: argparse.Namespace, console: Console) -> None:
-    """Leave out what needs a program that is not installed, and say so.
+    """Leave out what needs missing programs, with a message.
 
     Raises:
-        BenchError: haproxy is required, or nothing is left.
+        BenchError: haproxy is required, or nothing remains.
     """
     chosen = args.topologies
     if {"haproxy", HAPROXY_TCP} & set(chosen) and shutil.which("haproxy") is None:
@@ -236,7 +236,7 @@ def leave_out_missing(args: argparse.Namespace, console: Console) -> None:
         console.print("curl is not installed: measuring without the SOCKS5 sidecar")
         chosen = tuple(name for name in chosen if name not in BY_CURL)
     if not chosen:
-        raise BenchError("nothing is left to be measured")
+        raise BenchError("nothing left to measure")
     args.topologies = chosen
 
 
@@ -247,7 +247,7 @@ def run(args: argparse.Namespace, space: Workspace, console: Console) -> int:
     load = build_load()
     busy = busy_share(0.5)
     if busy > 0.1:
-        console.print(f"other programs take {busy:.0%} of this machine: expect wide quartiles")
+        console.print(f"other programs use {busy:.0%} of this machine: expect wide quartiles")
     certs = make_certs(space.path("pki"))
     _, target = start_target(space, load)
     if "haproxy" in args.topologies:
@@ -277,7 +277,7 @@ def run(args: argparse.Namespace, space: Workspace, console: Console) -> int:
 
 
 def takes_part(name: str, loads: Sequence[Load]) -> bool:
-    """Whether one of the measurements is through a topology: curl has its own."""
+    """Whether a topology is part of a measurement: curl has its own."""
     return any((name in BY_CURL) == (load.group == CURL) for load in loads)
 
 
@@ -298,7 +298,7 @@ def measure(
         for topology in running:
             topology.stop(bench.space)
         for child in watched:
-            child.wait(30)  # it writes its picture when what it watches has ended
+            child.wait(30)  # it writes its picture when the watched program has ended
     if "mem" in args.only:
         for number in range(args.memory_rounds):
             for name in filter(start.__contains__, PROXIES_WITH_A_LINK):
@@ -307,7 +307,7 @@ def measure(
     if "hold" in args.only and "isthmus" in start:
         say(f"holding {args.hold} tunnels")
         run_hold(bench, start["isthmus"], tunnels=args.hold)
-    # Another implementation speaks gRPC without being told.
+    # Another implementation uses gRPC by default.
     by_grpc = "isthmus" if args.server_cmd else GRPC_LINK
     if SLOW_READER in args.only and by_grpc in start:
         say(f"a slow reader: {by_grpc}")
@@ -319,7 +319,7 @@ def _interrupted(number: int, frame: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Run, and leave nothing behind however it ends."""
+    """Run, and clean up however the run ends."""
     args = parse(sys.argv[1:])
     console = Console()
     if console.width < _MIN_COLUMNS and not console.is_terminal:

@@ -1,6 +1,6 @@
-"""The node service proxy beside kube-proxy: the same Services, each on a node of its own.
+"""The node service proxy and kube-proxy with the same Services, each on its own node.
 
-Times are those of the proxies' own metrics, which have the same names in both.
+Times come from the proxies' metrics, whose names are the same.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _CHANGES = 5
 _MEMORY_AT = 3_000
 _RENDERED = 5_000
 _RENDERING_LIMIT_S = 120.0
-# mode, services → the bound of a full sync and of one endpoint changed, against kube-proxy
+# mode, number of Services → bounds of a full sync and of one changed endpoint, against kube-proxy
 _GOALS = {
     ("iptables", 1_000): (1.0, 1.2),
     ("iptables", 3_000): (0.6, 1.2),
@@ -86,10 +86,10 @@ SERVICE_FIGURES = (
 
 
 def services_table(samples: Samples, console: Console, *, rounds: int, quick: bool) -> list[Row]:
-    """Measure both proxies and draw the table; where that cannot be done, say why in a line."""
+    """Measure both proxies and draw the table; if that is impossible, print the reason."""
     binaries = programs()
     if isinstance(binaries, str):
-        console.print(f"services are left out: {binaries}")
+        console.print(f"services left out: {binaries}")
         return []
     with forks_end_quietly(), console.status("services") as status, ground(binaries) as nodes:
         run = ServicesRun(
@@ -108,7 +108,7 @@ def services_table(samples: Samples, console: Console, *, rounds: int, quick: bo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServicesRun:
-    """One run of the group: how far it is goes to ``say``, what has to be known to ``tell``."""
+    """One run of the group: ``say`` shows progress, ``tell`` lasting messages."""
 
     samples: Samples
     rounds: int
@@ -116,18 +116,18 @@ class ServicesRun:
     tell: Callable[[str], None]
 
     def render(self) -> None:
-        """Let new processes render, without any kernel."""
+        """Let new processes render, without a kernel."""
         for _ in range(self.rounds):
             self.say(f"rendering {_RENDERED:,}")
             for mode, taken in _rendering().items():
                 self._take(mode, _RENDERED, "rendering", OURS, taken)
 
     def measure(self, nodes: Nodes, size: int) -> None:
-        """Have both proxies program so many Services, in turn."""
+        """Let both proxies program the Services, in turn."""
         self.say(f"writing {size:,}")
         with served(nodes, size) as api:
             for mode in MODES:
-                # kube-proxy takes minutes for this one: once has to do.
+                # kube-proxy takes minutes for this mode: measure it once.
                 long = mode == "iptables" and size > SIZES[0]
                 for number in range(1 if long else self.rounds):
                     kinds = [Kind.KUBE_PROXY, Kind.ISTHMUS]
@@ -147,7 +147,7 @@ class ServicesRun:
         except BenchError as exc:
             if kind is Kind.ISTHMUS:
                 raise
-            # A slow machine, most likely: our own figures are still worth having.
+            # Most likely a slow machine: Isthmus' own figures are still useful.
             self.tell(f"{size:,} services by {mode}: {exc}")
 
     def _take(self, mode: str, size: int, what: str, name: str, taken: dict[str, float]) -> None:
@@ -156,7 +156,7 @@ class ServicesRun:
 
 
 def _rendering() -> dict[str, dict[str, float]]:
-    """Let a new process render; what it took by mode."""
+    """Let a new process render; returns the times by mode."""
     done = subprocess.run(
         [sys.executable, str(_HERE / "services_rendering.py"), str(_RENDERED)],
         capture_output=True, text=True, timeout=_RENDERING_LIMIT_S, check=False,

@@ -1,7 +1,7 @@
-"""How long the rules of many Services take to be written down, without any kernel.
+"""The time to render the rules of many Services, without a kernel.
 
-A process of its own, ``python bench/services_rendering.py SERVICES``, for a heap of its own; prints
-a line of JSON.
+A separate process with its own heap, ``python bench/services_rendering.py SERVICES``; prints a
+line of JSON.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _SETTINGS = RuleSettings(family=IpFamily.IPV4, detector=SourceRanges(ranges=("10
 
 
 def iptables_text(view: ServiceView) -> str:
-    """Write what iptables-restore reads."""
+    """Render the input of iptables-restore."""
     ruleset = IptablesRenderer(_SETTINGS).render(view).ruleset
     return restore_input(full_writes(ruleset, SavedRules()), there=SavedTable(), may_list=False)
 
 
 def nftables_text(view: ServiceView) -> str:
-    """Write what nft reads."""
+    """Render the input of nft."""
     renderer = NftablesRenderer(_SETTINGS)
     renderer.advance(view)
     return rebuilt(renderer.ruleset())
@@ -50,7 +50,7 @@ RENDERERS: dict[str, Callable[[ServiceView], str]] = {
 
 
 def tracker_of(services: int) -> ServiceTracker:
-    """Read objects as the API writes them; who knows them has not looked at them yet."""
+    """Read objects as the API writes them, into a tracker without a first take."""
     made = make_objects(services)
     notes: list[str] = []
     texts = [[json.dumps(one).encode() for one in some] for some in (made.services, made.slices)]
@@ -63,7 +63,7 @@ def tracker_of(services: int) -> ServiceTracker:
 
 
 def main() -> int:
-    """Measure each mode once, from what is known of the objects to the text."""
+    """Measure each mode once, from the tracked objects to the text."""
     services = int(sys.argv[1])
     tracker = tracker_of(services)
     began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Services for the node service proxies to program, and both proxies on nodes of their own.
+"""Services for the node service proxies to program, and both proxies on separate nodes.
 
 Namespaces, the API server and kube-proxy are those of ``make interop`` (tests/interop/kube).
 """
@@ -20,7 +20,7 @@ from processes import BenchError, process_tree, rss_kb
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "tests" / "interop"))
 
-# Only now: they are found by the line above.
+# After the change of sys.path above.
 from kube.api import Api
 from kube.build import Binaries, NotBuiltError, build
 from kube.node_proxy_ground import Nodes
@@ -51,16 +51,16 @@ _TRIGGER = "endpoints.kubernetes.io/last-change-trigger-time"
 _DURATION = "kubeproxy_sync_proxy_rules_duration_seconds"
 _FULL = "kubeproxy_sync_full_proxy_rules_duration_seconds"
 _SEEN = "kubeproxy_network_programming_duration_seconds"
-# A proxy waits that long after a sync before the next: a change is to be taken up at once.
+# A proxy waits this long between syncs: a change is then applied at once.
 _SETTLE_S = 1.3
-# kube-proxy takes minutes for many Services; what hangs is ended all the same.
+# kube-proxy takes minutes for many Services; the limit ends what hangs.
 SYNC_LIMIT_S = 600.0
-# Rarely: whoever is asked for its metrics does not sync meanwhile.
+# Rarely: a proxy that serves metrics does not sync meanwhile.
 _LOOK_AGAIN_S = 0.25
 
 
 def programs() -> Binaries | str:
-    """Find the programs, built by now or before; or why it cannot be."""
+    """Find or build the programs; returns them, or the reason why that is impossible."""
     missing = [tool for tool in _TOOLS if shutil.which(tool) is None]
     if os.geteuid() != 0 or missing:
         return f"network namespaces need root{''.join(f' and {tool}' for tool in missing)}"
@@ -72,9 +72,9 @@ def programs() -> Binaries | str:
 
 @contextmanager
 def forks_end_quietly() -> Iterator[None]:
-    """Let the children that pyroute2 forks and terminates just end, for the time of the block.
+    """Let children that pyroute2 forks and terminates end quietly during the block.
 
-    They have our handler of SIGTERM, and would clean up after us.
+    They inherit the handler of SIGTERM, and would run this process's cleanup.
     """
     parent, before = os.getpid(), signal.getsignal(signal.SIGTERM)
 
@@ -97,7 +97,7 @@ def _ats(number: int, first: int = 0) -> list[At]:
 
 
 def make_objects(services: int) -> Objects:
-    """Make so many Services of ten endpoints."""
+    """Make Services with ten endpoints each."""
     made = Objects()
     for number in range(services):
         made.add(f"service-{number}", _ats(number), families=(_V4,))
@@ -106,7 +106,7 @@ def make_objects(services: int) -> Objects:
 
 @contextmanager
 def served(nodes: Nodes, services: int) -> Iterator[Api]:
-    """Run an apiserver that has so many Services of ten endpoints, for the time of the block."""
+    """Run an apiserver with Services of ten endpoints each, during the block."""
     made = make_objects(services)
     with nodes.apiserver() as api:
         write_node(api)
@@ -115,7 +115,7 @@ def served(nodes: Nodes, services: int) -> Iterator[Api]:
 
 
 class Running:
-    """A proxy that has programmed everything once; it is measured by its own metrics."""
+    """A proxy after its first full sync, measured by its own metrics."""
 
     def __init__(self, api: Api, proxy: Proxy, began: float) -> None:
         self._api = api
@@ -125,16 +125,16 @@ class Running:
         self._changes = 0
 
     def wait_full(self) -> dict[str, float]:
-        """Wait for the first sync; the seconds that it took, and from the start of the process."""
+        """Wait for the first sync; returns its seconds, and those since the process's start."""
         self._metrics = self._wait({_key(name, "count"): 1 for name in (_FULL, _DURATION)})
         return {
-            # kube-proxy may do it twice, when it learns of its node's labels.
+            # kube-proxy may sync twice, when it learns its node's labels.
             "sync_s": self._mean({}, _FULL),
             "start_s": self._metrics[_LAST] - self._began,
         }
 
     def change_endpoint(self) -> dict[str, float]:
-        """Change one endpoint; seconds of the sync, and from the change until it was done."""
+        """Change one endpoint; returns seconds of the sync, and from the change to its end."""
         time.sleep(_SETTLE_S)
         before = self._metrics
         self._changes += 1
@@ -151,7 +151,7 @@ class Running:
         }
 
     def restore(self) -> None:
-        """Undo the changes, for the next proxy to find the same objects."""
+        """Undo the changes, so that the next proxy finds the same objects."""
         numbers = range(1, self._changes + 1)
         replace(self._api, slices=[slice_of(f"service-{n}", _V4, _ats(n)) for n in numbers])
 
@@ -185,7 +185,7 @@ def _key(name: str, part: str) -> str:
 
 @contextmanager
 def run_proxy(nodes: Nodes, api: Api, kind: Kind, mode: str) -> Iterator[Running]:
-    """Run a proxy on a new node for the time of the block."""
+    """Run a proxy on a new node during the block."""
     began = time.time()
     with proxy(nodes, api, kind, mode, _FLAGS) as one:
         running = Running(api, one, began)

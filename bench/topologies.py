@@ -1,7 +1,7 @@
-"""The ways from client to target that are measured: direct, a haproxy pair, a tunnel.
+"""The measured paths from client to target: direct, a haproxy pair, a tunnel.
 
-Each start function brings up a fresh set of processes, waits until a dial would work, and
-says how the load program reaches the target through them.
+Each start function starts fresh processes, waits until a dial would succeed, and returns how the
+load program reaches the target through them.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _LINKS = "konnectivity_network_proxy_agent_open_server_connections "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Topology:
-    """A running way to the target. ``processes`` are the proxies, never client or target.
+    """A running path to the target. ``processes`` are the proxies, never client or target.
 
-    ``load`` is a load program that knows its ``via``, where the usual one does not. ``at`` is where
-    to connect to instead of the target, where a proxy leads to that one target. ``curl`` are curl's
-    options, where that is the load program.
+    ``load`` is a load program that supports ``via``, if the usual one does not. ``at`` is the
+    address to connect to instead of the target, for a proxy with one fixed target. ``curl`` are
+    curl's options, if curl is the load program.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Topology:
     curl: tuple[str, ...] = ()
 
     def measures(self, load: Load) -> bool:
-        """Whether it takes part in a measurement; ``only`` names those of some."""
+        """Whether the path is part of a measurement; ``only`` restricts it to some."""
         if bool(self.curl) != (load.group == CURL):
             return False
         return self.only is None or load.name in self.only
@@ -64,7 +64,7 @@ class Topology:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """What to start as server and agent; empty means Isthmus as it is in ``tree``."""
+    """The commands of server and agent; empty means Isthmus in ``tree``."""
 
     server: str = ""
     agent: str = ""
@@ -73,7 +73,7 @@ class Commands:
     tree: Path = HERE.parent
 
     def words(self, role: str, flags: list[str]) -> list[str]:
-        """The command line of one role: an override gets the same flags appended."""
+        """The command line of one role: the flags are appended to another implementation's too."""
         override = {"server": self.server, "agent": self.agent}.get(role)
         if override:
             return [*shlex.split(override), *flags]
@@ -89,7 +89,7 @@ def start_direct(space: Workspace, target: str) -> Topology:
 
 
 def start_stub(space: Workspace, load: Path, target: str) -> Topology:
-    """The load program's own CONNECT proxy without TLS: what the harness itself costs."""
+    """The load program's own CONNECT proxy without TLS: the cost of the harness itself."""
     uds = space.path("stub.sock")
     child = space.start("stub", [str(load), "connect-stub", f"--uds={uds}"], speaks=True)
     child.read_line(READY_TIMEOUT_S)
@@ -106,10 +106,10 @@ def _haproxy(space: Workspace, half: str, **values: object) -> Child:
 def start_haproxy(
     space: Workspace, certs: Certs, target: str, *, relay: tuple[int, int] | None = None
 ) -> Topology:
-    """The pair of haproxies.
+    """Start the pair of haproxies.
 
-    With ``relay`` the first one dials the first of these ports instead, where something
-    passes on to the second, on which the other one then listens.
+    With ``relay`` the first one dials the first of these ports, where a relay passes data on to the
+    second port, on which the other haproxy then listens.
     """
     uds = space.path("haproxy.sock")
     dialed, tls_port = relay or (space.free_port(),) * 2
@@ -125,13 +125,13 @@ def start_haproxy(
         ca=certs.ca,
     )
     wait_until(lambda: _accepts(tls_port), (leaving,), "haproxy's TLS port")
-    # haproxy listens under another name, then renames: that it is there means that it works.
+    # haproxy binds under another name and renames the socket: once it exists, it works.
     wait_until(uds.exists, (entering,), "haproxy's UNIX socket")
     return Topology(name="haproxy", via="unix", uds=uds, processes=(entering, leaving))
 
 
 def start_haproxy_tcp(space: Workspace, only: frozenset[str], target: str) -> Topology:
-    """One haproxy that forwards TCP as it is."""
+    """One haproxy that forwards plain TCP."""
     port = space.free_port()
     child = _haproxy(space, "forward", port=port, target=target)
     wait_until(lambda: _accepts(port), (child,), "haproxy's port")
@@ -142,7 +142,7 @@ def start_haproxy_tcp(space: Workspace, only: frozenset[str], target: str) -> To
 def start_apiserver_proxy(
     space: Workspace, commands: Commands, only: frozenset[str], target: str
 ) -> Topology:
-    """The same by ``isthmus apiserver-proxy``."""
+    """The same with ``isthmus apiserver-proxy``."""
     port, health_port, admin_port = (space.free_port() for _ in range(3))
     flags = [
         f"--listen=127.0.0.1:{port}",
@@ -160,7 +160,7 @@ def start_apiserver_proxy(
 
 
 def check_haproxy(space: Workspace, certs: Certs, target: str) -> None:
-    """Record handshakes of a pair set up just so, and raise if they are not as pinned.
+    """Record handshakes of an equal pair, and raise an error if they deviate.
 
     Several connections: each of haproxy's threads would resume its own session if it could.
     """
@@ -171,13 +171,13 @@ def check_haproxy(space: Workspace, certs: Certs, target: str) -> None:
             up, down = handshake.record(listener, tls_port, lambda: _ask_one(pair.uds))
             wrong = handshake.faults(up, down)
             if wrong:
-                raise BenchError("the haproxy pair is not as it should be: " + "; ".join(wrong))
+                raise BenchError("the haproxy pair deviates: " + "; ".join(wrong))
         pair.stop(space)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A tunnel that is not the usual one: another frontend, or another link."""
+    """A tunnel that differs from the usual one by its frontend or its link."""
 
     mode: str = "http-connect"
     via: str = "connect"

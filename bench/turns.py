@@ -1,12 +1,12 @@
-"""Measure this tree against another checkout of Isthmus, in turns: what did a change cost or win?
+"""Measures this tree against another checkout of Isthmus, alternately: the effect of a change.
 
 usage: python bench/turns.py OTHER_TREE [--starts 5] [--rounds 3] [--only rr,dial]
 
 Two runs of ``make bench`` differ by more than most changes do, and so do two starts of the same
-program (memory comes to lie differently: 20 % of a download). Here every measurement of this tree
-stands beside one of the other tree, the programs are started anew several times, and the ratio is
-the median over all pairs: above 1 is better for rates, below 1 for CPU. Exits with 1 if a row is
-worse by more than ``--allow`` percent. Both trees run with this interpreter and its packages.
+program (memory is laid out differently: 20 % of a download). Here every measurement of this tree is
+paired with one of the other tree, the programs are restarted several times, and the ratio is the
+median over all pairs: above 1 is better for rates, below 1 for CPU. Exits with 1 if a row is worse
+by more than ``--allow`` percent. Both trees run with this interpreter and its packages.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from topologies import Commands, Shape, Topology, start_apiserver_proxy, start_t
 HERE = Path(__file__).resolve().parent
 WAYS = ("isthmus", GRPC, GRPC_LINK, APISERVER_PROXY)
 GROUPS = ("down", "up", "rr", "dial")
-#: What is compared: a rate, for which more is better, and the CPU time of server and agent.
+#: The compared figures: a rate, where more is better, and the CPU time of server and agent.
 FIELDS = {"down": ("mb_per_s", "cpu_s_per_gb"), "up": ("mb_per_s", "cpu_s_per_gb")}
 TIMED = ("per_s", "cpu_us_each")
 
@@ -47,12 +47,12 @@ def parse() -> argparse.Namespace:
     add("--allow", type=float, default=3.0, help="how many percent worse is no failure (default 3)")
     args = parser.parse_args()
     if not (args.other / "bench" / "launch.py").is_file():
-        parser.error(f"{args.other} is no checkout of Isthmus: it has no bench/launch.py")
+        parser.error(f"{args.other} is not a checkout of Isthmus: it has no bench/launch.py")
     return args
 
 
 def start(way: str, space: Workspace, target: str, tree: Path, label: str) -> Topology:
-    """Bring up one way through a tunnel with the programs of one tree."""
+    """Start one path through a tunnel with the programs of one tree."""
     commands = Commands(tree=tree.resolve())
     if way == APISERVER_PROXY:
         topology = start_apiserver_proxy(space, commands, FORWARD_LOADS, target)
@@ -66,7 +66,7 @@ def start(way: str, space: Workspace, target: str, tree: Path, label: str) -> To
 
 
 def compare(samples: Samples, loads: list[Load], way: str, table: Table, allow: float) -> int:
-    """Add the rows of one way to the table; how many are worse than allowed."""
+    """Add the rows of one path to the table; returns how many are worse than allowed."""
     worse = 0
     for load in loads:
         taken = samples.get(load.name)
@@ -88,7 +88,7 @@ def compare(samples: Samples, loads: list[Load], way: str, table: Table, allow: 
 
 
 def main() -> int:
-    """Measure and compare; 1 if a row is worse than allowed."""
+    """Measure and compare; returns 1 if a row is worse than allowed."""
     args, console = parse(), Console(width=110)
     loads = [load for load in LOADS if load.group in args.only.split(",")]
     table = Table("way", "load", "figure", "other", "this", "this / other (quartiles)")

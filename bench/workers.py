@@ -1,9 +1,9 @@
-"""One server with one worker and with more: requests and dials a second, and whose CPU they take.
+"""One server with one worker and with more: requests and dials per second, and CPU use.
 
-On a machine of few cores the load, the agent and the target take the cores that more workers would
-use. So each worker is held to a share of a core (cgroup v1's CPU quota, as root): then N workers
-are N small cores, with the load outside of them. Without that right it measures without limits,
-and says so. What it means is in docs/scaling.md.
+On a machine with few cores the load, the agent and the target use the cores that more workers would
+need. Therefore each worker is limited to a share of a core (cgroup v1's CPU quota, as root): N
+workers are then N small cores, with the load outside of them. Without permission the measurement
+runs without limits, with a message. docs/scaling.md interprets the figures.
 
 usage: bench/workers.py [--workers N,N] [--share 0.1] [--seconds S] [--rounds N] [--json FILE]
 """
@@ -38,25 +38,25 @@ _LOADS = {
 
 @dataclass(kw_only=True)
 class Found:
-    """What was measured with so many workers."""
+    """The measurements with one number of workers."""
 
     workers: int
     share: float
     per_s: dict[str, list[float]] = field(default_factory=dict)
-    #: Of each worker, in cores, round after round.
+    #: The CPU of each worker, in cores, by round.
     cores: dict[str, list[list[float]]] = field(default_factory=dict)
     parent_cores: dict[str, list[float]] = field(default_factory=dict)
 
 
 def cpu_s(pid: int) -> float:
-    """What a process has used so far."""
+    """The CPU time of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
 
 
 @contextlib.contextmanager
 def held_to(share: float, pids: Sequence[int]) -> Iterator[None]:
-    """Give each of the processes so much of a core and no more; 0 is no limit."""
+    """Limit each of the processes to a share of a core; 0 is no limit."""
     groups = [_CGROUP / f"isthmus-bench-{os.getpid()}-{pid}" for pid in pids if share]
     try:
         for group, pid in zip(groups, pids, strict=False):
@@ -74,12 +74,12 @@ def held_to(share: float, pids: Sequence[int]) -> Iterator[None]:
 
 
 def can_hold() -> bool:
-    """Whether this machine and this user can limit a process so."""
+    """Whether this machine and this user can limit processes like that."""
     return os.access(_CGROUP / "cgroup.procs", os.W_OK) and (_CGROUP / "cpu.cfs_quota_us").exists()
 
 
 def start(space: Workspace, certs: Certs, workers: int) -> tuple[Topology, list[int]]:
-    """A server with so many workers, and their process ids."""
+    """Start a server with this many workers; returns it and their process ids."""
     shape = Shape(server_flags=(f"--workers={workers}",), links=workers)
     topology = start_tunnel(space, certs, Commands(), f"workers-{workers}", shape)
     server = topology.processes[0]
@@ -88,7 +88,7 @@ def start(space: Workspace, certs: Certs, workers: int) -> tuple[Topology, list[
 
 
 def measure(bench: Bench, topology: Topology, pids: list[int], found: Found) -> None:
-    """One round of every load, with each worker held to its share."""
+    """One round of every load, with each worker limited to its share."""
     parent = topology.processes[0].pid
     for name, load in _LOADS.items():
         before = {pid: cpu_s(pid) for pid in (parent, *pids)}
@@ -105,10 +105,10 @@ def measure(bench: Bench, topology: Topology, pids: list[int], found: Found) -> 
 
 
 def run(arguments: argparse.Namespace, space: Workspace) -> list[Found]:
-    """All numbers of workers side by side, their order rotating."""
+    """All numbers of workers side by side, in rotating order."""
     share = arguments.share
     if share and not can_hold():
-        say("no right to limit CPU (needs root and cgroup v1): measuring without limits")
+        say("no permission to limit CPU (needs root and cgroup v1): measuring without limits")
         share = 0.0
     load = build_load()
     certs = make_certs(space.path("pki"))
@@ -124,9 +124,9 @@ def run(arguments: argparse.Namespace, space: Workspace) -> list[Found]:
 
 
 def show(all_found: Sequence[Found]) -> str:
-    """What it comes to, for a terminal."""
+    """The figures, as text."""
     share = all_found[0].share
-    limit = f"each worker held to {share:g} of a core" if share else "no limits"
+    limit = f"each worker limited to {share:g} of a core" if share else "no limits"
     lines = [f"{limit}; {machine()}"]
     for name in _LOADS:
         one = statistics.median(all_found[0].per_s[name])
@@ -144,7 +144,7 @@ def show(all_found: Sequence[Found]) -> str:
 
 
 def say(text: str) -> None:
-    """Tell how far it is."""
+    """Print progress."""
     print(f"bench/workers.py: {text}", file=sys.stderr, flush=True)
 
 

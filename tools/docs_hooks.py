@@ -1,6 +1,6 @@
-"""What mkdocs does with our pages besides its own: table cells with a pipe, and edit links.
+"""Hooks for mkdocs: table cells with a pipe, and edit links.
 
-Pages are read on a code host as well, where a pipe within a table is written ``\\|`` even in code;
+The pages are also read on code hosts, where a pipe within a table is written ``\\|`` even in code;
 mkdocs would show the backslash.
 """
 
@@ -13,11 +13,11 @@ _CELL = re.compile(r"<td[ >].*?</td>", re.DOTALL)
 
 
 def on_config(config: Any) -> Any:
-    """Have edit links where the repository's address is known (DOCS_REPO_URL), else none."""
+    """Add edit links if the repository's address is known (DOCS_REPO_URL)."""
     config.edit_uri = "edit/main/docs/" if config.repo_url else ""
     return config
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Take the backslash away."""
+    """Remove the backslash."""
     return _CELL.sub(lambda cell: cell[0].replace("\\|", "|"), html)

@@ -68,7 +68,7 @@ def _of(command: click.Command, above: click.Context, name: str) -> Iterator[str
 
 
 def _rows(command: click.Command, context: click.Context) -> Iterator[tuple[str, str]]:
-    """Every flag of a command, and what the table says of it."""
+    """The flags of a command, and their descriptions."""
     known: set[str | None] = set()
     if isinstance(command, FlagCommand):
         known = {declared.attribute for declared in command.declared}
@@ -84,7 +84,7 @@ def _rows(command: click.Command, context: click.Context) -> Iterator[tuple[str,
 
 
 def _shared(flags: Collection[str]) -> str:
-    """The page of the program whose flags a command has; empty if it is none's."""
+    """The page of the program whose flags a command takes; empty if there is none."""
     page = max(_FLAGS, key=lambda each: len(_FLAGS[each].intersection(flags)))
     return page if len(_FLAGS[page].intersection(flags)) >= _MANY else ""
 
@@ -128,10 +128,10 @@ def _row(option: click.Option, context: click.Context) -> str:
 
 
 def _default(what: str, option: click.Option) -> tuple[str, str]:
-    """Help without the default that it may say itself, and that."""
-    said = re.search(r"\s*\[default: ([^\]]*)\]", what)
-    if said:
-        return what.replace(said[0], ""), said[1]
+    """Help without the default that it may contain, and that default."""
+    stated = re.search(r"\s*\[default: ([^\]]*)\]", what)
+    if stated:
+        return what.replace(stated[0], ""), stated[1]
     value = option.default
     plain = isinstance(value, str | int | float) and not isinstance(value, bool)
     return what, str(value) if plain and not option.is_flag else ""

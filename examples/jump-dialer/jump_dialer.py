@@ -1,6 +1,6 @@
 """A custom dialer for Isthmus: reaches targets through a jump host that speaks SOCKS5.
 
-A worked example, small and whole. Options: ``host`` and ``port`` of the jump host.
+A small, complete example. Options: ``host`` and ``port`` of the jump host.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from isthmus.errors import DialError, DialFailure
 from isthmus.values import HostPort, is_address
 
-# RFC 1928 §6: what a server says when it cannot, in Isthmus' words.
+# RFC 1928 §6: the server's error codes, as Isthmus' failures.
 FAILURES = {
     2: DialFailure.DENIED,
     3: DialFailure.UNREACHABLE,
@@ -21,7 +21,7 @@ FAILURES = {
     5: DialFailure.REFUSED,
     6: DialFailure.TIMED_OUT,
 }
-ADDRESS_BYTES = {1: 4, 4: 16}  # IPv4, IPv6; a name (3) has its length in front
+ADDRESS_BYTES = {1: 4, 4: 16}  # IPv4, IPv6; a name (3) is preceded by its length
 
 
 class JumpDialer:
@@ -30,10 +30,10 @@ class JumpDialer:
     async def open(
         self, target: HostPort, *, timeout_s: float, options: Mapping[str, str]
     ) -> socket.socket:
-        """Connect to the jump host and have it connect to the target.
+        """Connect to the jump host and let it connect to the target.
 
-        Isthmus cancels this when ``timeout_s`` is over: there is no need to count here, but
-        whatever was opened has to be closed.
+        Isthmus cancels this call after ``timeout_s``: no timer is needed here, but everything that
+        was opened has to be closed.
         """
         loop = asyncio.get_running_loop()
         sock = socket.socket()

@@ -1,1 +1,1 @@
-"""The image without a container engine: its layers, as the Containerfile says, and an archive."""
+"""Builds the image without a container engine: layers as in the Containerfile, and an archive."""

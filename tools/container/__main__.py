@@ -1,9 +1,10 @@
-"""Build the image: with podman, buildah or docker, or without any of them as an OCI archive.
+"""Builds the image: with podman, buildah or docker, or without any of them as an OCI archive.
 
 usage: PYTHONPATH=tools python -m container [--name isthmus:VERSION] [--archive]
 
-Takes the wheel from dist/ (make dist). An engine keeps the image under its name; without one it is
-written to dist/isthmus-VERSION-image.tar, an OCI archive, and the last line says how to load it.
+Takes the wheel from dist/ (make dist). With an engine the image is stored under its name; without
+one it is written to dist/isthmus-VERSION-image.tar, an OCI archive, and the last line tells how to
+load it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _ASK_S = 30.0
 
 
 def main() -> int:
-    """Build it and say where it is."""
+    """Build the image and print its location."""
     version = re.search(r'__version__ = "(.+)"', (ROOT / "src/isthmus/__init__.py").read_text())
     assert version is not None
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -52,7 +53,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     made_at = int(os.environ.get("SOURCE_DATE_EPOCH", "315532800"))
-    # A name without a registry, as podman has it.
+    # A name without a registry, as podman uses it.
     archive.write([(image, [f"localhost/{args.name}"])], path, made_at=made_at)
     print(f"{path.relative_to(ROOT)} ({path.stat().st_size / 1024**2:.0f} MiB)")
     print(f"load it: podman load -i {path.relative_to(ROOT)}")
