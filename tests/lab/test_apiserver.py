@@ -32,7 +32,7 @@ def test_holds(name: str) -> None:
     }  # fmt: skip
     with nothing_left():
         flags = [f"--path={path}" for path in paths]
-        report = json.loads(lab("run", name, "-o=json", *flags, check=False, limit_s=300))
+        report = json.loads(lab("run", name, "--output=json", *flags, check=False, limit_s=300))
     assert report["held"], [step for step in report["steps"] if not step["held"]]
 
 

@@ -100,7 +100,7 @@ def test_run_that_does_not_hold_says_what_was_seen(simple: str) -> None:
 
 
 def test_keep_leaves_it_up(simple: str) -> None:
-    report = json.loads(lab("run", simple, "--keep", "-o=json", check=False))
+    report = json.loads(lab("run", simple, "--keep", "--output=json", check=False))
     assert report["kept"] and [path.name for path in HOME.iterdir()] == [report["lab"]]
     lab("down", "--lab", report["lab"])
 
@@ -169,7 +169,7 @@ def test_a_step_that_cannot_be_done_is_named_and_the_rest_listed(tmp_path: Path)
         "at: {net: 10.210.0.10}",
         "at: {net: 10.210.0.10}\n    processes: {p: {command: sleep 100, start: false}}",
     ).replace("steps:\n", "steps:\n  - freeze: p\n")
-    done = refused(tmp_path / "cannot.yaml", text, "-o=json")
+    done = refused(tmp_path / "cannot.yaml", text, "--output=json")
     assert done.returncode == 1
     report = json.loads(done.stdout)
     first, *rest = report["steps"]
@@ -184,7 +184,7 @@ def test_modules_of_the_current_directory_are_not_ours(simple: str, tmp_path: Pa
     (tmp_path / "uvloop.py").write_text("raise SystemExit('not yours')")
     isthmus = [sys.executable, "-P", "-m", "isthmus.cli.main", "lab"]
     done = subprocess.run(
-        [*isthmus, "run", simple, "-o=json"], env=environment(), text=True, capture_output=True,
+        [*isthmus, "run", simple, "--output=json"], env=environment(), text=True, capture_output=True,
         check=False, cwd=tmp_path,
     )  # fmt: skip
     assert json.loads(done.stdout)["steps"][0]["held"], done.stderr

@@ -33,7 +33,7 @@ def topology(tmp_path: Path, name: str, *args: str) -> Path:
 def run(path: Path) -> dict[str, Any]:
     """What was seen in a lab that is gone afterwards; others may run at the same time."""
     with subprocess.Popen(
-        [*LAB, "run", str(path), "-o=json"],
+        [*LAB, "run", str(path), "--output=json"],
         env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
         try:

@@ -23,7 +23,7 @@ def test_holds(name: str) -> None:
     if missing:
         pytest.skip(f"there is no {' and no '.join(missing)}")
     with nothing_left():
-        report = json.loads(lab("run", name, "-o=json", check=False, limit_s=LIMIT_S))
+        report = json.loads(lab("run", name, "--output=json", check=False, limit_s=LIMIT_S))
     broken = [step for step in report["steps"] if not step["held"]]
     assert report["held"] and not broken, broken
     assert len(report["steps"]) == report["stepsInAll"] > 0
@@ -33,6 +33,6 @@ def test_holds(name: str) -> None:
 @pytest.mark.skipif(not shutil.which("iptables-restore"), reason="there is no iptables-restore")
 def test_holds_with_iptables(name: str) -> None:
     with nothing_left():
-        report = json.loads(lab("run", name, "-o=json", "--firewall=iptables", check=False))
+        report = json.loads(lab("run", name, "--output=json", "--firewall=iptables", check=False))
     assert report["held"], report
     assert report["firewall"] == "iptables"
