@@ -184,8 +184,8 @@ def test_modules_of_the_current_directory_are_not_ours(simple: str, tmp_path: Pa
     (tmp_path / "uvloop.py").write_text("raise SystemExit('not yours')")
     isthmus = [sys.executable, "-P", "-m", "isthmus.cli.main", "lab"]
     done = subprocess.run(
-        [*isthmus, "run", simple, "--output=json"], env=environment(), text=True, capture_output=True,
-        check=False, cwd=tmp_path,
+        [*isthmus, "run", simple, "--output=json"], env=environment(), text=True,
+        capture_output=True, check=False, cwd=tmp_path,
     )  # fmt: skip
     assert json.loads(done.stdout)["steps"][0]["held"], done.stderr
 
