@@ -434,7 +434,7 @@ def test_an_answer_that_is_cut_is_a_reset(
     bed.wait_empty(proxy)
     # Two within a minute to one host are one line.
     assert [it.getMessage() for it in caplog.records if it.levelno >= logging.WARNING] == [
-        "a plain request has no whole answer"
+        "plain request without a complete answer"
     ]
 
 
@@ -476,7 +476,7 @@ def test_no_answer_is_a_bad_gateway(
             assert client.read_to_end().startswith(f"{target.name} did not answer: ".encode())
     bed.wait_empty(proxy)
     assert [it.getMessage() for it in caplog.records if it.levelno >= logging.WARNING] == [
-        "a plain request has no whole answer"
+        "plain request without a complete answer"
     ]
 
 
@@ -877,7 +877,7 @@ def test_tunnels_by_a_proxy_end_as_tcp_does(
         (b"HTTP/1.1 504 Late\r\nContent-Length: 0\r\n\r\n", 504, "504 Late"),
         (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", 502, "503 Busy"),
         (b"SSH-2.0-x\r\n", 502, "not an HTTP answer"),
-        (b"HTTP/1.1 ", 502, "before it had answered"),
+        (b"HTTP/1.1 ", 502, "before it answered"),
     ],
 )
 def test_a_proxy_that_refuses(

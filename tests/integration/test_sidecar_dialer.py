@@ -141,7 +141,7 @@ def test_names_are_resolved_by_a_real_dns_server_through_the_tunnel(
                 assert len((await bed.dialer.resolve("many.example")).addresses) == 8
                 error = await bed.fails("nowhere.example", echo.port)
                 assert error.reason is DialFailure.UNRESOLVED
-                assert f"127.0.0.1:{dnsmasq.port} knows no address of it" in error.detail
+                assert f"127.0.0.1:{dnsmasq.port}" in error.detail
                 # Its upstream is missing: an answer nevertheless.
                 other = await bed.dialer.resolve("www.other-zone")
                 assert other.steps[-1].outcome is Outcome.ANSWERED_ERROR

@@ -1,5 +1,5 @@
 """Publishing a hosted control plane, pure: a HostedCluster document → a checked plan → manifests.
 
-Values are in model.py. document.py reads, rules.py checks, visibility.py says who sees what,
-objects.py makes what the management cluster gets, changes.py compares two plans.
+model.py has the values. document.py reads, rules*.py check, visibility.py decides who sees what,
+objects.py makes the objects for the management cluster, changes.py compares two plans.
 """

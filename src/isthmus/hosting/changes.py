@@ -1,11 +1,11 @@
-"""What it takes to come from one plan to another: step by step, and whom each step interrupts.
+"""The steps from one plan to another, and whom each step interrupts.
 
-What is new comes first, then clients move to it, then what nobody uses any more goes. Two Routes
-cannot have one name and two Services cannot have one node port: where the new needs what the old
-still has, the old goes first, and its step says so. What cannot be done in place at all is refused
-(``refusals``); the steps after it are what it would take to do it by hand. Most of what is refused
-the CRD refuses too; where a field is added or removed the CRD compares nothing, and this module
-compares what takes effect.
+New objects come first, then clients move to them, then unused objects are deleted. Two Routes
+cannot share a name and two Services cannot share a node port: if a new object needs what an old one
+holds, the old one is deleted first, and its step says so. Changes that cannot be made in place are
+refused (``refusals``); the steps that follow show how to make them by hand. The CRD refuses most of
+them too; if a field is added or removed the CRD compares nothing, and this module compares the
+effective values.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ Value = str | int | bool | tuple[str, ...] | None
 
 
 class FieldChange(NamedTuple):
-    """A field that cannot change as it would, and why."""
+    """A change of a field that is refused, and why."""
 
     field: str
     says: str
 
 
 class FixedField(NamedTuple):
-    """A field whose value stays once there is one; ``also_added``: where there was none, too."""
+    """A field that cannot change once it is set; ``also_added``: it cannot be added either."""
 
     value: Callable[[HostedCluster], Value]
     why: str = _FIXED
     also_added: bool = False
 
 
-#: By the path of the field, in the order of the document.
+#: By field path, in the order of the document.
 FIXED: Final[Mapping[str, FixedField]] = {
     "spec.clusterID": FixedField(lambda it: it.cluster_id),
     "spec.dns.baseDomain": FixedField(lambda it: it.base_domain),
@@ -71,19 +71,17 @@ FIXED: Final[Mapping[str, FixedField]] = {
     f"{_OPERATOR}.disableMultiNetwork": FixedField(lambda it: it.guest_network.without_multus),
     f"{_AZURE}.private.type": FixedField(
         lambda it: it.azure_private_type,
-        "a private connection is there from the beginning, or never",
+        "a private connection can only be set at creation",
         also_added=True,
     ),
 }
 
 
 def refusals(old: PublishPlan, new: PublishPlan) -> Iterator[FieldChange]:
-    """The fields that cannot change so, and why."""
+    """The refused changes of fields, and why."""
     for plan, which in ((old, "old"), (new, "new")):
         if plan.errors:
-            yield FieldChange(
-                "document", f"the {which} document has errors, so nothing follows from it"
-            )
+            yield FieldChange("document", f"the {which} document has errors, so there is no plan")
     yield from _another(old.cluster, new.cluster)
     yield from _topology(old.cluster, new.cluster)
     yield from _fixed(old.cluster, new.cluster)
@@ -99,12 +97,12 @@ def _another(old: HostedCluster, new: HostedCluster) -> Iterator[FieldChange]:
     ):
         yield FieldChange(
             "metadata",
-            f"{new.namespace}/{new.name} is another cluster than {old.namespace}/{old.name}",
+            f"{new.namespace}/{new.name} is not the cluster {old.namespace}/{old.name}",
         )
     if old.platform is not new.platform:
         yield FieldChange(
             "spec.platform.type",
-            f"a cluster on {old.platform.value} cannot become one on {new.platform.value}",
+            f"a cluster on {old.platform.value} cannot move to {new.platform.value}",
         )
 
 
@@ -113,10 +111,12 @@ def _fixed(old: HostedCluster, new: HostedCluster) -> Iterator[FieldChange]:
         before, after = fixed.value(old), fixed.value(new)
         was, is_ = before not in (None, "", ()), after not in (None, "", ())
         if before != after and (fixed.also_added or (was and (is_ or path not in _OPTIONAL))):
-            yield FieldChange(path, f"{_shown(before)} cannot become {_shown(after)}: {fixed.why}")
+            yield FieldChange(
+                path, f"cannot change from {_shown(before)} to {_shown(after)}: {fixed.why}"
+            )
 
 
-#: Where nothing depends on it whether the document says it.
+#: Fields where it makes no difference whether the document sets the default.
 _OPTIONAL: Final = frozenset(
     {"spec.clusterID", "spec.dns.baseDomainPrefix", "spec.networking.machineNetwork"}
 )
@@ -129,17 +129,19 @@ def _shown(value: Value) -> str:
 
 
 def _subnets(old: HostedCluster, new: HostedCluster) -> Iterator[FieldChange]:
-    """OVN-Kubernetes keeps the ranges that it was told once."""
+    """OVN-Kubernetes keeps the ranges that it was configured with first."""
     config = f"{_OPERATOR}.ovnKubernetesConfig"
     if config in old.places and config not in new.places:
-        yield FieldChange(config, "it cannot be removed: what it says is immutable")
+        yield FieldChange(config, "cannot be removed: its value is immutable")
         return
     after = new.guest_network.subnets
     for path, cidr in old.guest_network.subnets.items():
-        # Two of IPv4 can be moved; a default of HyperShift's was not told.
+        # Two IPv4 ranges can be moved; OVN-Kubernetes was not given HyperShift's default.
         movable = ".ipv4." in path
         if path in old.places and after.get(path) != cidr and not movable:
-            yield FieldChange(path, f"{cidr} cannot become {_shown(after.get(path))}: {_FIXED}")
+            yield FieldChange(
+                path, f"cannot change from {cidr} to {_shown(after.get(path))}: {_FIXED}"
+            )
 
 
 def _services(old: HostedCluster, new: HostedCluster) -> Iterator[FieldChange]:
@@ -149,15 +151,11 @@ def _services(old: HostedCluster, new: HostedCluster) -> Iterator[FieldChange]:
     if before == after:
         return
     changed = sorted({entry[0] for entry in {*before} ^ {*after}})
-    would = (
-        f"{', '.join(changed)} would change"
-        if changed
-        else "it compares the order of the entries too"
-    )
+    would = f"{', '.join(changed)} would change" if changed else "the order of entries counts too"
     yield FieldChange(
         "spec.services",
-        f"the CRD lets it change on IBMCloud only, and {would}:"
-        " make the cluster anew, or apply the steps where no HyperShift looks after it",
+        f"the CRD allows the change only on IBMCloud, and {would}:"
+        " recreate the cluster, or apply the steps if HyperShift does not manage it",
     )
 
 
@@ -180,24 +178,24 @@ def _topology(old: HostedCluster, new: HostedCluster) -> Iterator[FieldChange]:
     if not old.platform is new.platform is Platform.AZURE:
         return
     if old.has_access and not new.has_access:
-        yield FieldChange(f"{_AZURE}.topology", "it cannot be removed once it is there")
+        yield FieldChange(f"{_AZURE}.topology", "cannot be removed once it is set")
     public = EndpointAccess.PUBLIC
     if (old.access is public) != (new.access is public):
         yield FieldChange(
             f"{_AZURE}.topology",
-            f"{old.access.value} cannot become {new.access.value}: Azure goes between"
-            " PublicAndPrivate and Private only",
+            f"cannot change from {old.access.value} to {new.access.value}: Azure allows only"
+            " changes between PublicAndPrivate and Private",
         )
 
 
 Name = tuple[str, str, str]
 Objects = dict[Name, Manifest]
 
-_LEFT = "nothing leads to it any more"
+_LEFT = "nothing uses it any more"
 
 
 class ChangeKind(Enum):
-    """What a step does."""
+    """The kind of a step."""
 
     REFUSE = "refuse"
     CREATE = "create"
@@ -208,10 +206,10 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeStep:
-    """One thing to do. ``what`` is an object, ``Kind/name``, or the service whose clients move.
+    """One step. ``what`` is an object, ``Kind/name``, or the service whose clients move.
 
-    ``manifest`` is the object as it will be, or as it was before it is deleted. ``interrupts`` says
-    who cannot do what, and for how long; empty where nobody notices.
+    ``manifest`` is the new object, or the one to be deleted. ``interrupts`` says who cannot do
+    what, and for how long; empty if nobody notices.
     """
 
     act: ChangeKind
@@ -222,7 +220,7 @@ class ChangeStep:
 
 
 def changes(old: PublishPlan, new: PublishPlan) -> tuple[ChangeStep, ...]:
-    """The steps from one plan to the other, in order; none where nothing changes."""
+    """The steps from one plan to the other, in order; none if nothing changes."""
     refused = [
         ChangeStep(act=ChangeKind.REFUSE, what=what, says=says) for what, says in refusals(old, new)
     ]
@@ -240,7 +238,7 @@ def changes(old: PublishPlan, new: PublishPlan) -> tuple[ChangeStep, ...]:
 
 
 def apply_steps(objects: Iterable[Manifest], steps: Iterable[ChangeStep]) -> tuple[Manifest, ...]:
-    """The objects that there are after some steps."""
+    """The objects that exist after some steps."""
     found = _named(objects)
     for step in steps:
         if step.manifest is None:
@@ -262,7 +260,7 @@ def _named(objects: Iterable[Manifest]) -> Objects:
 
 
 def claims(manifest: Manifest) -> frozenset[str]:
-    """What only one object of the management cluster can have."""
+    """Names and ports that only one object of the management cluster can have."""
     spec = manifest["spec"]
     if manifest["kind"] == "Route":
         return frozenset({spec["host"]} if "host" in spec else ())
@@ -271,7 +269,7 @@ def claims(manifest: Manifest) -> frozenset[str]:
 
 
 def _in_order(before: Objects, after: Objects) -> Iterator[ChangeStep]:
-    """New and changed objects as soon as what they claim is free; what is left goes last."""
+    """New and changed objects as soon as what they claim is free; deletions come last."""
     now = dict(before)
     waiting = [name for name in after if after[name] != before.get(name)]
     waiting.sort(key=lambda name: name in before)
@@ -279,7 +277,7 @@ def _in_order(before: Objects, after: Objects) -> Iterator[ChangeStep]:
         free = next((name for name in waiting if not _holders(now, after, name)), None)
         if free is None:
             holder, wanted = _holders(now, after, waiting[0])[0]
-            why = f"{key(after[waiting[0]])} needs {wanted}, which cannot be had twice"
+            why = f"{key(after[waiting[0]])} needs {wanted}, which only one object can have"
             yield _gone(now.pop(holder), why)
             continue
         waiting.remove(free)
@@ -291,7 +289,7 @@ def _in_order(before: Objects, after: Objects) -> Iterator[ChangeStep]:
 
 
 def _holders(now: Objects, after: Objects, name: Name) -> list[tuple[Name, str]]:
-    """Objects that have what this one claims, and will give it up."""
+    """Objects that hold what this one claims, and will release it."""
     wanted = claims(after[name])
     return [
         (other, min(shared))
@@ -306,7 +304,7 @@ def _step(old: Manifest | None, new: Manifest) -> ChangeStep:
     return ChangeStep(
         act=ChangeKind.UPDATE,
         what=key(new),
-        says="it is changed where it is",
+        says="it is changed in place",
         interrupts=interruption(old, new),
         manifest=new,
     )
@@ -325,9 +323,9 @@ def _gone(manifest: Manifest, why: str) -> ChangeStep:
 def _split(
     steps: Iterable[ChangeStep],
 ) -> tuple[list[ChangeStep], list[ChangeStep], list[ChangeStep]]:
-    """What comes before clients move, what changes under them, and what goes after them.
+    """The steps before clients move, the changes they notice, and the deletions after.
 
-    As soon as something had to go early, what follows has to follow it.
+    After the first early deletion all later steps must stay behind it.
     """
     made: list[ChangeStep] = []
     updated: list[ChangeStep] = []
@@ -344,7 +342,7 @@ def _split(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMove:
-    """Clients of a service that need another address, which ``after`` make."""
+    """Clients of a service that need a new address after the steps ``after``."""
 
     what: str
     says: str
@@ -361,36 +359,36 @@ class _Clients:
 _CLIENTS: Mapping[tuple[Reacher, ControlPlaneService], _Clients] = {
     (Reacher.NODE, ControlPlaneService.API_SERVER): _Clients(
         "the API server proxies of nodes",
-        "nodes that still have the old address cannot report, and count as not ready",
+        "nodes with the old address cannot report, and become not ready",
     ),
     (Reacher.NODE, ControlPlaneService.KONNECTIVITY): _Clients(
         "the agents of nodes",
-        "no logs, exec, webhooks or aggregated APIs by nodes whose agent has the old address",
+        "no logs, exec, webhooks or aggregated APIs through nodes whose agent has the old address",
     ),
     (Reacher.NODE, ControlPlaneService.IGNITION): _Clients(
-        "what new nodes boot with", "nodes that boot with the old address do not join"
+        "the boot configuration of new nodes", "nodes that boot with the old address do not join"
     ),
     (Reacher.NODE, ControlPlaneService.OAUTH_SERVER): _Clients(
-        "pods of the guest that log users in", "they cannot, while they have the old address"
+        "guest pods that log users in", "no logins through pods with the old address"
     ),
     (Reacher.NODE, ControlPlaneService.OVN_SB_DB): _Clients(
-        "OVN on nodes", "no new flows on nodes that have the old address"
+        "OVN on nodes", "no new flows on nodes with the old address"
     ),
     (Reacher.USER, ControlPlaneService.OIDC): _Clients(
-        "clouds that know the issuer", "no token of a service account is taken there"
+        "clouds that trust the issuer", "they accept no service account tokens"
     ),
     (Reacher.USER, ControlPlaneService.API_SERVER): _Clients(
         "kubeconfigs", "whoever has the old one cannot connect"
     ),
     (Reacher.USER, ControlPlaneService.OAUTH_SERVER): _Clients(
-        "the addresses at which users log in, and the redirect URIs at identity providers",
+        "login addresses of users, and redirect URIs at identity providers",
         "nobody can log in",
     ),
 }
 
 
 def moves(old: PublishPlan, new: PublishPlan) -> Iterator[ClientMove]:
-    """Clients that have to be told, those of nodes first."""
+    """Clients that must be reconfigured, those of nodes first."""
     after = {(each.who, each.service): each.endpoint for each in needs(new)}
     for need in needs(old):
         clients = _CLIENTS[need.who, need.service]
@@ -421,7 +419,7 @@ def _listener(endpoint: PlannedEndpoint) -> str:
 
 
 def interruption(old: Manifest, new: Manifest | None) -> str:
-    """Who notices that an object is changed, or gone (``new`` is None)."""
+    """Who notices that an object is changed, or deleted (``new`` is None)."""
     match old["kind"]:
         case "Route":
             return _of_route(old, new)
@@ -432,11 +430,11 @@ def interruption(old: Manifest, new: Manifest | None) -> str:
 
 
 def _of_route(old: Manifest, new: Manifest | None) -> str:
-    host = old["spec"].get("host", "the name that OpenShift made up")
+    host = old["spec"].get("host", "the name that OpenShift generated")
     if new is None or new["spec"].get("host") != old["spec"].get("host"):
         return f"{host} leads nowhere"
     if new["metadata"].get("labels") != old["metadata"].get("labels"):
-        return f"another router serves {host}: it leads nowhere until DNS says so"
+        return f"another router serves {host}: it leads nowhere until DNS is updated"
     return ""
 
 
@@ -444,23 +442,23 @@ def _of_service(old: Manifest, new: Manifest | None) -> str:
     kind, spec = old["spec"]["type"], old["spec"]
     after = new["spec"] if new is not None else {}
     if kind == LOAD_BALANCER and after.get("type") != LOAD_BALANCER:
-        return "its load balancer goes, with its address and every connection through it"
+        return "its load balancer is deleted, with its address and all its connections"
     if kind == NODE_PORT and after.get("type") not in (LOAD_BALANCER, NODE_PORT):
         return "its node port is closed"
     if new is None:
-        return "" if kind != CLUSTER_IP else "pods that use it lose it"
+        return "" if kind != CLUSTER_IP else "pods lose access to it"
     if spec["ports"] != after["ports"]:
         return "its port changes: whoever has the old one cannot connect"
     if spec.get("loadBalancerSourceRanges") != after.get("loadBalancerSourceRanges"):
-        return "connections from addresses that are not allowed any more are cut"
+        return "connections from addresses that are no longer allowed are cut"
     if spec.get("externalTrafficPolicy") != after.get("externalTrafficPolicy"):
-        return "nodes without a pod of it answer no more, or do again"
+        return "nodes without one of its pods stop answering, or start again"
     return ""
 
 
 def _of_policy(old: Manifest, new: Manifest) -> str:
-    """Silent where everybody is let in afterwards."""
+    """Nothing if everybody is let in afterwards."""
     if old == new or all("from" not in rule for rule in new["spec"].get("ingress", ())):
         leaves = old != new and "egress" in new["spec"]
-        return "whoever is not let out any more cannot connect" if leaves else ""
-    return "whoever is not let in any more cannot connect"
+        return "pods that are no longer let out cannot connect" if leaves else ""
+    return "clients that are no longer let in cannot connect"

@@ -1,6 +1,6 @@
-"""``isthmus publish``: how a hosted control plane is reached, planned before anything is made.
+"""``isthmus publish``: plans how a hosted control plane is reached, before anything is created.
 
-The plan is made by plan.py, printing is command_output.py; both are imported when a command runs.
+plan.py makes the plan, command_output.py prints it; both are imported when a command runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from isthmus.hosting.model import HostedCluster, ManagementNetwork, PublishPlan
 
 FINE, WARNED, WRONG = 0, 1, 2
-#: What ``render`` can write besides the files of the plan's own parts.
+#: Files that ``render`` can write besides those of the plan's own parts.
 LAB = "lab.yaml"
 _MOST_BYTES = 4 * 1024 * 1024
 
@@ -48,7 +48,7 @@ _MANAGEMENT_NETWORK = click.option(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PlanOptions:
-    """What a plan is made with, besides its document."""
+    """The options of a plan, besides its document."""
 
     keep_sources: bool
     management_api: tuple[str, ...]
@@ -57,7 +57,7 @@ class _PlanOptions:
     def network(self) -> ManagementNetwork:
         """
         Raises:
-            ConfigError: an address or a range is none.
+            ConfigError: an address or a range is invalid.
         """
         from isthmus.hosting.document_fields import address, part_of_the_world
         from isthmus.hosting.model import ManagementNetwork
@@ -97,8 +97,8 @@ def _planning(given: Callable[..., int]) -> Callable[..., int]:
 def command() -> None:
     """Plan how a hosted control plane is reached
 
-    A file has a HostedCluster, as HyperShift takes it. What is wrong with it is said all at once,
-    with its place, and the exit code is 2.
+    FILE has a HostedCluster as HyperShift reads it. All errors are reported at once, with file,
+    line and column; the exit code is then 2.
 
     \b
     Example:
@@ -122,7 +122,7 @@ def command() -> None:
 def plan(file: str, old: str | None, svg: str | None, output: str, options: _PlanOptions) -> int:
     """Show who reaches what, and how
 
-    With --from the exit code is 1 when a step is refused: it cannot be done in place.
+    With --from the exit code is 1 if a step is refused because it cannot be done in place.
 
     \b
     Example:
@@ -158,7 +158,7 @@ def plan(file: str, old: str | None, svg: str | None, output: str, options: _Pla
 def check(file: str, ignore: tuple[str, ...], output: str, options: _PlanOptions) -> int:
     """Check a document against every rule
 
-    The exit code is 0 when all is well, 1 when there are warnings and 2 when there are errors.
+    The exit code is 0 without findings, 1 with warnings and 2 with errors.
 
     \b
     Example:
@@ -229,8 +229,8 @@ class _RenderOptions:
 def render(file: str, options: _PlanOptions, **given: Any) -> int:
     """Write manifests, configurations and a lab
 
-    What cannot be written yet, because the platform has not chosen an address, is said on standard
-    error.
+    Files that cannot be written yet, because the platform has not chosen an address, are listed on
+    standard error.
 
     \b
     Example:
@@ -258,7 +258,7 @@ def render(file: str, options: _PlanOptions, **given: Any) -> int:
     except ConfigError as error:
         if written.part == LAB or written.nodes_from:
             raise
-        missing.append(f"{LAB}: {error}")  # what no lab can have may still be published
+        missing.append(f"{LAB}: {error}")  # a plan may be valid even if no lab can be made of it
     if written.directory is not None:
         for why in missing:
             click.echo(f"isthmus: {why}", err=True)
@@ -298,9 +298,9 @@ def explain(file: str, options: _PlanOptions) -> int:
 def convert(file: str, version: str | None) -> int:
     """Convert a document to the other version of the API
 
-    The document is printed, with what changes on standard error: fields that are written otherwise,
-    and services that others see from now on. What has no counterpart is an error with its place,
-    and the exit code is 2.
+    The document is printed; changes are listed on standard error: fields in another form, and
+    services that become visible to others. A field without a counterpart is an error with its
+    location, and the exit code is 2.
 
     \b
     Example:
@@ -336,7 +336,7 @@ def _text(file: str) -> str:
             contents = opened.read(_MOST_BYTES + 1)
         text = contents.decode()
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8, or no path"
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8, or not a path"
         raise ConfigError(f"{file}: {why}") from error
     if len(contents) > _MOST_BYTES:
         raise ConfigError(f"{file}: is larger than {_MOST_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""What ``isthmus publish`` prints: tables on a terminal, JSON for machines, findings by line."""
+"""The output of ``isthmus publish``: tables, JSON, and findings one per line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _COLOURS = {Weight.ERROR: "red", Weight.WARNING: "yellow", Weight.NOTE: "cyan"}
 
 
 def sentence(finding: PlanFinding, file: str) -> str:
-    """A finding as one line, with its place first as compilers say it."""
+    """A finding as one line, beginning with its location, as compilers print it."""
     place = f"{file}:{finding.place.line}" if finding.place.line else file
     where = f"{finding.place.field}: " if finding.place.field else ""
     do = f"; {finding.do}" if finding.do else ""
@@ -41,7 +41,7 @@ def finding_json(finding: PlanFinding) -> dict[str, Any]:
 
 
 def plan_json(plan: PublishPlan, steps: Sequence[ChangeStep] | None) -> dict[str, Any]:
-    """A plan for machines; ``steps`` None says that it was not compared with another."""
+    """A plan as JSON data; ``steps`` None: it was not compared with another."""
     cluster = plan.cluster
     found: dict[str, Any] = {
         "apiVersion": cluster.model.api_version,
@@ -87,7 +87,7 @@ def _need_json(need: ReachNeed) -> dict[str, Any]:
 
 
 def step_json(step: ChangeStep) -> dict[str, Any]:
-    """One step from an old plan to a new one, for machines."""
+    """One step from an old plan to a new one as JSON data."""
     return {
         "act": step.act.value,
         "what": step.what,
@@ -97,7 +97,7 @@ def step_json(step: ChangeStep) -> dict[str, Any]:
 
 
 def print_plan(plan: PublishPlan, file: str, steps: Sequence[ChangeStep] | None) -> None:
-    """A plan for people: who sees what, who must reach what, what is to be known."""
+    """A plan as text: who sees what, who must reach what, and findings."""
 
     out = console()
     cluster = plan.cluster
@@ -116,7 +116,7 @@ def print_plan(plan: PublishPlan, file: str, steps: Sequence[ChangeStep] | None)
 
 
 def _seen(plan: PublishPlan, *, wide: bool) -> Table:
-    """Who can reach which endpoint; objects are left out of a narrow terminal."""
+    """Who can reach which endpoint; a narrow terminal shows no objects."""
     from rich.table import Table
     from rich.text import Text
 
@@ -132,7 +132,7 @@ def _seen(plan: PublishPlan, *, wide: bool) -> Table:
         found.add_column(heading.replace(" ", "\n"), no_wrap=True)
     for name, how, at, made_by, by_way_of, *cells in rows(plan):
         behind = f"\n{made_by}, {by_way_of}" if by_way_of else f"\n{made_by}"
-        # Text, because it is never markup
+        # Text: it is never markup
         found.add_row(
             Text(name).append(f"\n{how}", "dim"),
             Text(at).append(behind if wide else "", "dim"),
@@ -157,7 +157,7 @@ def _reach(plan: PublishPlan) -> Table:
 
 
 def print_steps(steps: Sequence[ChangeStep]) -> None:
-    """What it takes to come from an old plan, in order."""
+    """The steps from an old plan, in order."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""One cluster by both models: to whom each shows what is listed, and what one of them refuses."""
+"""One cluster in both API versions: who sees each service, and what one version refuses."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ from isthmus.hosting.visibility import (
     sides,
 )
 
-NOT_LISTED, MISSING = "not listed", "has to be listed"
+NOT_LISTED, MISSING = "not listed", "must be listed"
 NO_EFFECT, HIDDEN = "no effect", "not published"
 NODES = "whoever reaches the management cluster's nodes"
 EVERYBODY, GUEST = "everybody", "the guest's network"
 
 _SIDES: Mapping[ServiceSides, str] = {
     ServiceSides(public=True, private=False): EVERYBODY,
-    ServiceSides(public=True, private=True): f"{EVERYBODY}, and {GUEST} by a way of its own",
+    ServiceSides(public=True, private=True): f"{EVERYBODY}, and {GUEST} separately",
     ServiceSides(public=False, private=True): GUEST,
 }
 _SERVICES = "spec.services"
 _MOST_REFUSED = 6
 _INDEX = re.compile(r"\[\d+\]")
 _ROLES = "write the role's ARN to spec.platform.aws.rolesRef"
-#: What to write in place of a field that the other version has in another form.
+#: Advice for fields that have another form in the other version.
 _INSTEAD = {
     "spec.configuration.items": "write each object's spec to its own field of spec.configuration",
     "spec.platform.aws.roles": _ROLES,
@@ -61,7 +61,7 @@ _WORDS: Mapping[StrategyVerdict, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedService:
-    """A service, how the document publishes it, and to whom that shows it by each version."""
+    """A service, how the document publishes it, and who sees it in each version."""
 
     service: ControlPlaneService
     by: str
@@ -73,7 +73,7 @@ class ComparedService:
 
 
 def compare(cluster: HostedCluster) -> tuple[ComparedService, ...]:
-    """Every service that is listed, or that a version wants to be listed."""
+    """Every service that is listed, or that a version requires."""
     columns = {name: _column(replace(cluster, model=model)) for name, model in MODELS.items()}
     found = []
     for service in ControlPlaneService:
@@ -102,7 +102,7 @@ def _standing(
 
 
 def standing(cluster: HostedCluster, entry: Publishing) -> str:
-    """To whom the model of a cluster shows an entry against which there is no rule."""
+    """Who sees a valid entry in the model of a cluster."""
     verdict = cluster.model.verdict(entry.service, entry.strategy, cluster.platform)
     if verdict is not StrategyVerdict.PUBLISHED:
         return _WORDS[verdict]
@@ -120,7 +120,7 @@ def standing(cluster: HostedCluster, entry: Publishing) -> str:
 
 
 def comparison_lines(cluster: HostedCluster) -> Iterator[str]:
-    """The comparison as lines of even columns, with the version that applies to the document."""
+    """The comparison as aligned lines, with the version that applies to the document."""
     compared, model = compare(cluster), cluster.model
     yield f"The document is of {model.api_version}, so the column {model.version} applies:"
     rows = [("service", "by", *(each.version for each in MODELS.values()))]
@@ -133,7 +133,7 @@ def comparison_lines(cluster: HostedCluster) -> Iterator[str]:
 
 
 def _refused_elsewhere(cluster: HostedCluster) -> Iterator[str]:
-    """What the other version has against the document, besides what the columns say."""
+    """The errors of the other version, besides those in the columns."""
     other = other_model(cluster.model)
     errors = [each for each in check(replace(cluster, model=other)) if each.weight is Weight.ERROR]
     found = [
@@ -143,7 +143,7 @@ def _refused_elsewhere(cluster: HostedCluster) -> Iterator[str]:
     for each in found[:_MOST_REFUSED]:
         yield f"  {other.version} refuses {each.place.field}: {each.says}"
     if len(found) > _MOST_REFUSED:
-        yield f"  and {len(found) - _MOST_REFUSED} more: isthmus publish convert says all"
+        yield f"  and {len(found) - _MOST_REFUSED} more: isthmus publish convert shows all"
 
 
 def changed_sight(cluster: HostedCluster, to: PublishingModel) -> Iterator[str]:
@@ -188,7 +188,7 @@ def _above(path: str) -> set[str]:
 
 
 def _has(tree: Tree, path: str) -> bool:
-    """Whether a version knows a field; what is below one of no interest is not looked at."""
+    """Whether a version knows a field; fields below an ANY are not checked."""
     for name in _INDEX.sub(".", path).replace("..", ".").strip(".").split("."):
         while isinstance(tree, list):
             tree = tree[0]

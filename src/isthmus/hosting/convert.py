@@ -1,7 +1,7 @@
-"""A document of one version of the API as one of the other, edited where it differs and no more.
+"""Converts a document to the other version of the API, editing only what differs.
 
-Comments, order and other documents in the file stay as they are. What has no counterpart is refused
-with its place; nothing is dropped.
+Comments, order and other documents in the file stay unchanged. A field without a counterpart is an
+error with its location; nothing is dropped.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _SERVICES, _NETWORKING = "spec.services", "spec.networking"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvertedDocument:
-    """The document, or why there is none.
+    """The converted document, or why there is none.
 
-    ``edits`` say what is written otherwise, and which documents beside it are not; ``sight`` which
-    service others see from now on.
-    ``refused`` are places without a counterpart; with any, ``text`` is empty.
+    ``edits`` describes the changed fields and the documents left as they are; ``sight`` the
+    services that become visible to others. ``refused`` are fields without a counterpart; if there
+    are any, ``text`` is empty.
     """
 
     text: str = ""
@@ -58,15 +58,15 @@ class _TextEdit(NamedTuple):
 
 
 def convert(text: str, name: str, to: PublishingModel) -> ConvertedDocument:
-    """Convert the one HostedCluster of a file; ``name`` is what messages call the file.
+    """Convert the only HostedCluster of a file; ``name`` is its name in messages.
 
     Raises:
-        ConfigError: the document cannot be read, is of that version, or is written so that it
+        ConfigError: the document cannot be read, is already of that version, or has a form that
             cannot be edited.
     """
     cluster = read(text, name)
     if cluster.model is to:
-        raise ConfigError(f"{name}: is of {to.api_version} already")
+        raise ConfigError(f"{name}: already has {to.api_version}")
     added = _added(cluster, to)
     wanted = replace(cluster, model=to, services=(*added, *_listed(cluster)))
     refused = tuple(_errors(cluster)) or (*without_counterpart(cluster, to), *_errors(wanted))
@@ -82,12 +82,12 @@ def convert(text: str, name: str, to: PublishingModel) -> ConvertedDocument:
 
 
 def _listed(cluster: HostedCluster) -> tuple[Publishing, ...]:
-    """Without those that HyperShift's webhook adds."""
+    """The services without those that HyperShift's webhook adds."""
     return tuple(each for each in cluster.services if each.place.field != _SERVICES)
 
 
 def _added(cluster: HostedCluster, to: PublishingModel) -> tuple[Publishing, ...]:
-    """What the other version wants to be listed: the webhook's entries, and OVN's database."""
+    """The entries that the other version requires: the webhook's, and OVN's database."""
     if to is not V1ALPHA1:
         return ()
     found = [each for each in cluster.services if each.place.field == _SERVICES]
@@ -129,7 +129,7 @@ def _network_edits(text: str, name: str, cluster: HostedCluster) -> Iterator[_Te
 
 
 def _service_edits(text: str, name: str, added: Iterable[Publishing]) -> Iterator[_TextEdit]:
-    """New entries before the first one, in the list's own style."""
+    """New entries before the first one, in the style of the list."""
     new = [_entry(each) for each in added]
     if not new:
         return
@@ -154,7 +154,7 @@ def _entry(publishing: Publishing) -> str:
 
 
 def _below(node: yaml.Node, *names: str) -> list[tuple[yaml.Node, yaml.Node]]:
-    """The fields of a mapping inside of mappings; none where it is not there."""
+    """The fields of a nested mapping; none if it does not exist."""
     pairs = list(node.value) if isinstance(node, yaml.MappingNode) else []
     for name in names:
         found = next((value for key, value in pairs if key.value == name), None)
@@ -167,12 +167,12 @@ def _span(first: yaml.Node, last: yaml.Node) -> tuple[int, int]:
 
 
 def _left(text: str, name: str, cluster: HostedCluster) -> Iterator[str]:
-    """Other documents of the same version, NodePools as a rule."""
+    """Other documents of the same version, usually NodePools."""
     for root in compose_all(text, name):
         said = {key.value: value.value for key, value in _below(root.node)}
         kind, version = said.get("kind"), said.get("apiVersion")
         if kind != KIND and version == cluster.model.api_version:
-            yield f"{short(str(kind))} at line {root.node.start_mark.line + 1} is left as it is"
+            yield f"{short(str(kind))} at line {root.node.start_mark.line + 1} is left unchanged"
 
 
 def _applied(text: str, edits: Iterable[_TextEdit]) -> str:
@@ -182,15 +182,15 @@ def _applied(text: str, edits: Iterable[_TextEdit]) -> str:
 
 
 def _check_result(text: str, name: str, wanted: HostedCluster) -> None:
-    """Read what was written: anchors, aliases and tags can be where an edit does not see them."""
+    """Read the result: anchors, aliases and tags can hide where an edit does not see them."""
     try:
         same = _gist(read(text, name)) == _gist(wanted)
     except ConfigError:
         same = False
     if not same:
         raise ConfigError(
-            f"{name}: cannot be edited where it stands: write apiVersion, the networks and services"
-            " in full, without anchors, aliases, tags and nulls"
+            f"{name}: cannot be edited in place: write apiVersion, the networks and services in"
+            " full, without anchors, aliases, tags and nulls"
         )
 
 

@@ -1,9 +1,9 @@
-"""Reading a HostedCluster document, with the line of everything that it says.
+"""Reads a HostedCluster document, with the line of each field.
 
-HyperShift's own names; its defaults are filled in. What is not understood, and every field that
-HyperShift does not have, is an error with its place, and all errors come at once. What may be
-published how is decided in rules_*.py. Text comes in; opening the file is for the
-caller. Imports yaml, which takes its time: import this module only where there is a document.
+Names and defaults are HyperShift's. An unreadable value or an unknown field is an error with its
+location, and all errors are reported together. rules_*.py check what may be published and how. Text
+comes in; the caller opens the file. Imports yaml, which is slow: import this module only to read a
+document.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from isthmus.text.located_yaml import Located, compose_all, near, short
 
 KIND = "HostedCluster"
 DEFAULT_NAMESPACE = "clusters"  # of HyperShift's own command line
-#: What the management cluster is on, as HyperShift's operator notes it.
+#: The platform of the management cluster, as HyperShift's operator records it.
 MANAGEMENT_ANNOTATION = "hypershift.openshift.io/management-platform"
-#: Metrics for the guest's own monitoring: the first asks for them, the second has none at all.
+#: Metrics for the guest's own monitoring: the first enables them, the second disables them.
 FORWARD_ANNOTATION = "hypershift.openshift.io/enable-metrics-forwarding"
 NO_MONITORING_ANNOTATION = "hypershift.openshift.io/disable-monitoring-services"
 SWIFT_ANNOTATION = "hypershift.openshift.io/swift-pod-network-instance"
 
-#: What a document of each version can say.
+#: The fields of each version.
 TREES = {V1BETA1.api_version: fields.DOCUMENT, V1ALPHA1.api_version: DOCUMENT_V1ALPHA1}
 
-# What HyperShift's CRD fills in.
+# Defaults of HyperShift's CRD.
 _CLUSTER_NETWORK = ("10.132.0.0/14",)
 _SERVICE_NETWORK = ("172.31.0.0/16",)
 _ADVERTISED = {4: "172.20.0.1", 6: "fd00::1"}
@@ -55,12 +55,12 @@ _OPERATOR = "spec.operatorConfiguration.clusterNetworkOperator"
 _OVN_CONFIG = f"{_OPERATOR}.ovnKubernetesConfig"
 _OVN_V4 = ("ipv4.internalJoinSubnet", "ipv4.internalTransitSwitchSubnet", "v4InternalSubnet")
 _OVN_V6 = ("ipv6.internalJoinSubnet", "ipv6.internalTransitSwitchSubnet", "v6InternalSubnet")
-# What HyperShift gives to guests that run inside of another OVN-Kubernetes.
+# HyperShift's ranges for guests that run inside another OVN-Kubernetes.
 _KUBEVIRT_SUBNETS = {
     "ipv4.internalJoinSubnet": "100.66.0.0/16",
     "ipv6.internalJoinSubnet": "fd99::/64",
 }
-# What HyperShift's webhook publishes of a cluster on KubeVirt that leaves it out.
+# Services that HyperShift's webhook adds to a cluster on KubeVirt.
 _KUBEVIRT_SERVICES = {
     ControlPlaneService.API_SERVER: Strategy.LOAD_BALANCER,
     ControlPlaneService.OAUTH_SERVER: Strategy.ROUTE,
@@ -77,7 +77,7 @@ _SECTIONS = ("loadBalancer", "nodePort", "route")
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
 
-MAX_FIELDS = 20_000  # anchors let a short text say much more
+MAX_FIELDS = 20_000  # anchors can make a short text very large
 MAX_ITEMS = 5_000
 
 
@@ -97,12 +97,12 @@ class _AzureAuthentication(Enum):
 
 
 def read(text: str, name: str) -> HostedCluster:
-    """Read the one HostedCluster among the documents of a file.
+    """Read the only HostedCluster among the documents of a file.
 
-    ``name`` is what messages call the file, a path as a rule.
+    ``name`` is the name of the file in messages, usually a path.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
+        ConfigError: one line for each error, ``name:line:column: field: what``.
     """
     root = locate(text, name)
     model = MODELS.get(_said(root, "apiVersion"), V1BETA1)
@@ -113,29 +113,29 @@ def read(text: str, name: str) -> HostedCluster:
 
 
 def locate(text: str, name: str) -> Located:
-    """The one HostedCluster among the documents of a file, as it stands there."""
-    roots = compose_all(text, name, expected=f"a {KIND} is expected")
+    """The only HostedCluster among the documents of a file, as written."""
+    roots = compose_all(text, name, expected=f"must be a {KIND}")
     return _the_one(roots, name)
 
 
 def _the_one(roots: list[Located], name: str) -> Located:
-    """The document that is a HostedCluster; a Namespace or NodePools beside it are not ours."""
+    """The document that is a HostedCluster; Namespaces and NodePools beside it are ignored."""
     kinds = [_kind(root) for root in roots]
     ours = [root for root, kind in zip(roots, kinds, strict=True) if kind == KIND]
     if len(ours) == 1:
         return ours[0]
     if ours:
         lines = " and ".join(str(root.node.start_mark.line + 1) for root in ours)
-        raise ConfigError(f"{name}: has more than one {KIND}, at lines {lines}: keep one a file")
+        raise ConfigError(f"{name}: has more than one {KIND}, at lines {lines}: keep one per file")
     wrong = next((each for each in roots if near(_kind(each), [KIND])), roots[0])
     found = _kind(wrong)
     if found:
         raise ConfigError(f"{wrong.where}: kind: must be {KIND}, not {short(found)}")
-    raise ConfigError(f"{wrong.where}: has no kind, a {KIND} is expected")
+    raise ConfigError(f"{wrong.where}: has no kind, must be a {KIND}")
 
 
 def _kind(root: Located) -> str:
-    """What a document says it is; empty when it does not."""
+    """The kind of a document; empty if it has none."""
     return _said(root, "kind")
 
 
@@ -148,7 +148,7 @@ def _said(root: Located, name: str) -> str:
 
 
 class _Azure(NamedTuple):
-    """What Azure has of its own."""
+    """The fields of Azure."""
 
     private_type: str = ""
     workload_identities: bool = False
@@ -166,7 +166,7 @@ def _cluster(known: DocumentFields, model: PublishingModel) -> HostedCluster:
     namespace = known.text("metadata.namespace", fields.namespace, DEFAULT_NAMESPACE)
     platform = known.member("spec.platform.type", Platform) or Platform.NONE
     services = _services(known)
-    # Before it had topologies Azure had nothing else that matters here.
+    # Before topologies existed, Azure had no other field that matters here.
     azure = _azure(known, platform) if model is V1BETA1 else _Azure()
     said = _access(known, platform) if platform in model.with_access else None
     fills_in = platform is Platform.KUBEVIRT and model is V1BETA1
@@ -231,7 +231,7 @@ def _with_networks(known: DocumentFields, cluster: HostedCluster) -> HostedClust
 
 
 def _guest_network(known: DocumentFields, platform: Platform) -> GuestNetwork:
-    """Read after ``check_words``, which says what words are wrong."""
+    """Read after ``check_words``, which reports invalid words."""
     type_ = known.plain("spec.networking.networkType") or _OVN
     read = dict.fromkeys(_OVN_V4, fields.subnet_v4) | dict.fromkeys(_OVN_V6, fields.subnet_v6)
     said = {path: known.text(f"{_OVN_CONFIG}.{path}", parse) for path, parse in read.items()}
@@ -246,14 +246,14 @@ def _guest_network(known: DocumentFields, platform: Platform) -> GuestNetwork:
 
 
 def _host_bits(known: DocumentFields) -> dict[str, str]:
-    """Networks that are spelled as one of their addresses, as far as they are networks."""
+    """Networks that are written as one of their addresses."""
     found = {}
     for path in known.networks():
         text = known.plain(path)
         try:
             loose = fields.has_host_bits(text)
         except ValueError:
-            continue  # said where it is read
+            continue  # reported where it is read
         if loose:
             found[path] = text
     return found
@@ -327,7 +327,7 @@ def _publishing(known: DocumentFields, path: str) -> Publishing | None:
 
 
 def _filled_in(known: DocumentFields, services: tuple[Publishing, ...]) -> tuple[Publishing, ...]:
-    """What the webhook adds; their place is the whole list."""
+    """The entries that the webhook adds; their location is the whole list."""
     there = {each.service for each in services}
     place = DocumentPlace(known.place("spec.services").line, "spec.services")
     return tuple(
@@ -338,7 +338,7 @@ def _filled_in(known: DocumentFields, services: tuple[Publishing, ...]) -> tuple
 
 
 def _access(known: DocumentFields, platform: Platform) -> EndpointAccess | None:
-    """What the document says about the topology, where its platform has one."""
+    """The topology in the document, if its platform has one."""
     if platform is Platform.AWS:
         return known.member("spec.platform.aws.endpointAccess", EndpointAccess)
     if platform is Platform.GCP:
@@ -359,13 +359,13 @@ def _networks(known: DocumentFields, kind: str) -> tuple[str, ...]:
     below = f"spec.networking.{kind}Network"
     node, items, found = known.get(below), known.items(below), []
     if node is not None and len(items) > _MAX_NETWORKS:
-        node.error(f"has {len(items)} networks, at most {_MAX_NETWORKS} are possible")
+        node.error(f"has {len(items)} networks; the maximum is {_MAX_NETWORKS}")
         return ()
     for path in items:
         if f"{path}.cidr" not in known:
             known.missing(f"{path}.cidr")
         found.append(known.text(f"{path}.cidr", fields.network))
-    # v1alpha1 has one range as well, which goes before the list.
+    # v1alpha1 also has a single range, which takes precedence over the list.
     single = known.text(SINGLE_CIDRS[below], fields.network)
     return (single,) if single else tuple(filter(None, found))
 
@@ -376,7 +376,7 @@ def _named_certificates(known: DocumentFields) -> tuple[str, ...]:
 
 
 def _forwards_metrics(known: DocumentFields) -> bool:
-    """By the field, or by the annotation that was there before it."""
+    """From the field, or from the annotation that preceded it."""
     section = "spec.monitoring.metricsForwarding"
     if section in known and f"{section}.mode" not in known:
         known.missing(f"{section}.mode")
@@ -387,20 +387,20 @@ def _forwards_metrics(known: DocumentFields) -> bool:
 
 
 def _has_annotation(known: DocumentFields, name: str) -> bool:
-    """Whether an annotation is there, whatever it says."""
+    """Whether an annotation exists, whatever its value."""
     node = known.get("metadata.annotations")
     return node is not None and name in node.entries(most=MAX_ITEMS)
 
 
 def _annotation(known: DocumentFields, name: str) -> str:
-    """What an annotation says; empty where there is none."""
+    """The value of an annotation; empty if there is none."""
     node = known.get("metadata.annotations")
     found = node.entries(most=MAX_ITEMS).get(name) if node is not None else None
     return (found.value.text() or "") if found is not None else ""
 
 
 class DocumentFields:
-    """The fields of one document that say something: null is as if the field were not there."""
+    """The fields of one document; null counts as missing."""
 
     def __init__(self, root: Located, tree: fields.Tree = fields.DOCUMENT) -> None:
         self.root = root
@@ -427,18 +427,18 @@ class DocumentFields:
         return not self._full
 
     def _has_room(self, more: int) -> bool:
-        """Count values; the first one too many is an error, and nothing is read after it."""
+        """Count values; the first above the limit is an error, and reading stops."""
         self._read += more
         if self._read > MAX_FIELDS and not self._full:
             self._full = True
-            self.root.error(f"says more than {MAX_FIELDS} things")
+            self.root.error(f"has more than {MAX_FIELDS} values")
         return not self._full
 
     def __contains__(self, path: str) -> bool:
         return path in self._found
 
     def get(self, path: str) -> Located | None:
-        """The field, unless it is not there."""
+        """The field, or None."""
         return self._found.get(path)
 
     def items(self, path: str) -> list[str]:
@@ -448,11 +448,11 @@ class DocumentFields:
         return {path: DocumentPlace(_line(node), path) for path, node in self._found.items()}
 
     def place(self, path: str) -> DocumentPlace:
-        """Where a field is, or would be: the line of the nearest one above it that there is."""
+        """Where a field is, or would be: the line of its nearest existing parent."""
         return DocumentPlace(_line(self._nearest(path)), path)
 
     def missing(self, path: str) -> None:
-        """Note that a field has to be there."""
+        """Report a missing field."""
         node = self._nearest(path)
         Located(node.node, path, node.errors).error("is missing")
 
@@ -462,13 +462,13 @@ class DocumentFields:
         return self._found.get(path, self.root)
 
     def text(self, path: str, parse: Callable[[str], str], default: str = "") -> str:
-        """A text that is understood."""
+        """A text, parsed by a reader."""
         node = self.get(path)
         read = None if node is None else node.read(parse)
         return default if read is None else read
 
     def plain(self, path: str) -> str:
-        """A text as it is; empty where there is none, or no text, which other checks report."""
+        """A text, unparsed; empty if there is none, or no text, which other checks report."""
         node = self.get(path)
         return str(node.node.value) if node is not None and node.is_text else ""
 
@@ -477,7 +477,7 @@ class DocumentFields:
         return node is not None and node.boolean()
 
     def secret(self, path: str, parse: Callable[[str], str]) -> str:
-        """A text that is understood, and not quoted when it is not: it may have a password."""
+        """A text, parsed by a reader, whose errors do not quote it: it may have a password."""
         node = self.get(path)
         text = None if node is None else node.text()
         if node is None or text is None:
@@ -493,7 +493,7 @@ class DocumentFields:
         return default if node is None else node.integer(low, high)
 
     def check_words(self) -> None:
-        """Look at fields that have one of a few words, and at sections that may not be empty."""
+        """Check fields with a fixed set of words, and sections that must not be empty."""
         for path, words in fields.WORDS.items():
             node = self.get(path)
             if node is not None:
@@ -503,10 +503,10 @@ class DocumentFields:
         for path in fields.NOT_EMPTY:
             node = self.get(path)
             if node is not None and node.is_empty:
-                node.error("is empty: leave it out, or say something in it")
+                node.error("is empty; remove it, or set a field in it")
 
     def networks(self) -> list[str]:
-        """The paths of everything that is a network."""
+        """The paths of all networks."""
         return [path for path in self._found if _NETWORK.search(path)]
 
     def member(self, path: str, kind: type[E]) -> E | None:
@@ -514,7 +514,7 @@ class DocumentFields:
         return None if node is None else node.member(kind)
 
     def texts(self, path: str, parse: Callable[[str], T]) -> tuple[T, ...]:
-        """What a list of texts says, without the wrong ones."""
+        """The valid entries of a list of texts."""
         node = self.get(path)
         items = [] if node is None or self._full else node.items(most=MAX_ITEMS)
         if not self._has_room(len(items)):

@@ -1,15 +1,14 @@
 """The fields that a HostedCluster can have, and the readers of their texts.
 
-A mistyped field is an error, and not a default.
+A mistyped field is an error here. Kubernetes silently drops unknown fields: with a typing error
+such as ``allowedCidrBlocks`` the apiserver is open to everyone.
 
-Kubernetes drops what it does not know without a word: whoever types ``allowedCidrBlocks`` has an
-apiserver that is open to all. These are the fields of hypershift.openshift.io/v1beta1 as of August
-2026, those behind feature gates included. A tree: a dictionary is a mapping with these keys, a
-list in it a list of such mappings, and ANY is a value, or something that has no say in publishing
-and whose inside belongs to somebody else (OpenShift's config API, pods' tolerations, clouds).
+These are the fields of hypershift.openshift.io/v1beta1 as of August 2026, including those behind
+feature gates. In the tree a dictionary is a mapping with these keys, a list is a list of such
+mappings, and ANY is a value, or a section without effect on publishing whose fields belong to
+another API (OpenShift's config API, tolerations of pods, clouds).
 
-A reader takes a text and returns what it says, or raises a ValueError whose message goes behind the
-text.
+A reader takes a text and returns its value, or raises a ValueError whose message follows the text.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _HOSTNAME: Final = {"hostname": ANY}
 
 _METRICS: Final = ("Telemetry", "SRE", "All")
 
-#: The words that a field can have, where the API has a closed list of them.
+#: The words that a field can have, if the API has a fixed set of them.
 WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "spec.networking.networkType": ("OVNKubernetes", "OpenShiftSDN", "Calico", "Other"),
     "spec.networking.allocateNodeCIDRs": ("Enabled", "Disabled"),
@@ -51,7 +50,7 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "spec.secretEncryption.type": ("kms", "aescbc"),
 }
 
-#: Sections that say something where they are there at all.
+#: Sections that must not be empty.
 NOT_EMPTY: Final = (
     "spec.operatorConfiguration.clusterNetworkOperator.ovnKubernetesConfig",
     "spec.operatorConfiguration.clusterNetworkOperator.ovnKubernetesConfig.ipv4",
@@ -67,12 +66,12 @@ _UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}", re.A
 _INFRA_ID = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?", re.ASCII)
 _RANGE = re.compile(r"([1-9][0-9]{0,4})-([1-9][0-9]{0,4})", re.ASCII)
 _MAX_NAME_CHARS = 253
-#: The node ports of a Kubernetes whose operator chose no others.
+#: The default range of node ports of Kubernetes.
 DEFAULT_PORTS: Final = "30000-32767"
 
 
 def _values(*names: str) -> dict[str, Tree]:
-    """Fields whose inside is of no interest."""
+    """Fields whose contents are not checked."""
     return dict.fromkeys(names, ANY)
 
 
@@ -304,14 +303,14 @@ def paths(tree: Tree = DOCUMENT, below: str = "") -> list[str]:
 
 
 def hostname(text: str) -> str:
-    """A host name with at least one dot, as HyperShift wants it, and as DNS can have it."""
+    """A host name with at least one dot, as HyperShift requires, and valid in DNS."""
     if not _DOTTED_NAME.fullmatch(text) or not _can_be_dialed(text):
         raise ValueError("is not a host name such as api.example.com")
     return text
 
 
 def domain(text: str) -> str:
-    """A domain, of one label too, or nothing."""
+    """A domain, which may have only one label, or nothing."""
     spelled = _DOTTED_NAME.fullmatch(text) or _LABEL.fullmatch(text)
     if text and not (spelled and _can_be_dialed(text)):
         raise ValueError("is not a domain such as example.com")
@@ -333,7 +332,7 @@ def node_address(text: str) -> str:
     try:
         return hostname(text)
     except ValueError:
-        raise ValueError("is not an address, nor a host name such as kas.example.com") from None
+        raise ValueError("is neither an address nor a host name such as kas.example.com") from None
 
 
 def network(text: str) -> str:
@@ -346,15 +345,15 @@ def network(text: str) -> str:
 
 
 def part_of_the_world(text: str) -> str:
-    """A range that a NetworkPolicy can leave out of all addresses: it has to be smaller."""
+    """A range that a NetworkPolicy can exclude from all addresses: it must be smaller."""
     found = network(text)
     if found.endswith("/0"):
-        raise ValueError("is every address: name the ranges of the management cluster only")
+        raise ValueError("is every address; name only the ranges of the management cluster")
     return found
 
 
 def has_host_bits(text: str) -> bool:
-    """Whether a network is spelled with bits below its prefix."""
+    """Whether a network is written with host bits."""
     return ip_network(network(text)).network_address != ip_address(text.partition("/")[0])
 
 
@@ -384,7 +383,7 @@ def _subnet(text: str, version: int, longest: int) -> str:
 def _refuse_mapped(text: str) -> None:
     """Kubernetes takes no IPv4-mapped addresses: ::ffff:10.0.0.1 would be 10.0.0.1 to some only."""
     if ":" in text and IPv6Address(text).ipv4_mapped is not None:
-        raise ValueError("is an IPv4 address in IPv6 notation: write it as IPv4")
+        raise ValueError("is an IPv4 address in IPv6 notation; write it as IPv4")
 
 
 def port_range(text: str) -> str:
@@ -398,7 +397,7 @@ def port_range(text: str) -> str:
 
 
 def proxy(text: str) -> str:
-    """A URL of a proxy, whose scheme HyperShift wants to see, or nothing."""
+    """The URL of a proxy, with the scheme that HyperShift requires, or nothing."""
     try:
         if text:
             ProxyAddress.parse(text)
@@ -424,14 +423,14 @@ def namespace(text: str) -> str:
 
 
 def uuid(text: str) -> str:
-    """An id as RFC 9562 writes it, in capitals or not; or nothing."""
+    """A UUID (RFC 9562) in upper or lower case, or nothing."""
     if text and not _UUID.fullmatch(text):
         raise ValueError("is not a UUID such as 123e4567-e89b-12d3-a456-426614174000")
     return text
 
 
 def url(text: str) -> str:
-    """A URL with a scheme and something behind it."""
+    """A URL with a scheme and a host."""
     try:
         parts = urlsplit(text)
         complete = bool(parts.scheme and (parts.netloc or parts.path))
@@ -443,13 +442,13 @@ def url(text: str) -> str:
 
 
 def infra_id(text: str) -> str:
-    """A name of capital-free letters, digits and dashes in the middle."""
+    """A name of lower case letters and digits, with dashes in the middle."""
     if len(text) > _MAX_NAME_CHARS or not _INFRA_ID.fullmatch(text):
         raise ValueError("is not a name of lower case letters, digits and '-'")
     return text
 
 
-#: Texts that are looked at, and that nothing is planned of.
+#: Texts that are checked but not used in a plan.
 TEXTS: Final[Mapping[str, Callable[[str], str]]] = {
     "spec.infraID": infra_id,
     "spec.issuerURL": url,

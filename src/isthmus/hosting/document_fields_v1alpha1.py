@@ -1,8 +1,8 @@
 """The fields that a HostedCluster of hypershift.openshift.io/v1alpha1 can have.
 
-Those of today without what came later, and with what v1beta1 left out: single ranges in place of
-lists of networks, roles and credentials of AWS one by one, configuration as whole objects. As of
-the version's last day, whose documents have everything that those of 2022 have.
+The fields of v1beta1 without later additions, and with those that v1beta1 removed: single ranges
+instead of lists of networks, separate roles and credentials of AWS, configuration as whole objects.
+As of the version's last release, whose documents have all fields of those of 2022.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from isthmus.hosting.document_fields import ANY, DOCUMENT, Tree
 
-#: The single range that each list of networks had before it, by the list's field.
+#: The single range that each list of networks replaced, by the list's field.
 SINGLE_CIDRS: Final[Mapping[str, str]] = {
     "spec.networking.machineNetwork": "spec.networking.machineCIDR",
     "spec.networking.clusterNetwork": "spec.networking.podCIDR",

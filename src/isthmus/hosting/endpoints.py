@@ -1,7 +1,6 @@
-"""Every way to reach a part of the control plane, and which of them nodes and users take.
+"""All ways to reach a part of the control plane, and which of them nodes and users take.
 
-Endpoints are read off the Services and Routes of objects.py, so that none can be promised that
-nothing makes.
+Endpoints are derived from the Services and Routes of objects.py, so that each has an object.
 """
 
 from __future__ import annotations
@@ -54,23 +53,23 @@ _ORDER = tuple(ControlPlaneService)
 
 #: The endpoint of kubeAPIServerDNSName.
 API_DNS_NAME = "kube-apiserver-dns-name"
-#: What the names that only the guest's own network knows end in.
+#: The suffix of names that only the guest's own network knows.
 INTERNAL = ".hypershift.local"
 
 _NODES: Mapping[ControlPlaneService, str] = {
-    ControlPlaneService.API_SERVER: "kubelets, and pods by the node's own address",
+    ControlPlaneService.API_SERVER: "kubelets, and pods through the node's own address",
     ControlPlaneService.KONNECTIVITY: "agents, for kube-apiserver's way back",
-    ControlPlaneService.IGNITION: "machines that start for the first time",
+    ControlPlaneService.IGNITION: "machines on their first boot",
     ControlPlaneService.OAUTH_SERVER: "pods that log users in, such as the console",
     ControlPlaneService.OVN_SB_DB: "OVN on nodes, for the flows of pods",
 }
 _USERS: Mapping[ControlPlaneService, str] = {
-    ControlPlaneService.API_SERVER: "kubectl, and whatever has a kubeconfig",
-    ControlPlaneService.OAUTH_SERVER: "users that log in",
+    ControlPlaneService.API_SERVER: "kubectl, and everything else with a kubeconfig",
+    ControlPlaneService.OAUTH_SERVER: "users who log in",
     ControlPlaneService.OIDC: "clouds that check tokens of service accounts",
 }
 
-#: What the cells of a row are, in order; the last four are where somebody stands.
+#: The columns of a row; the last four are viewpoints.
 HEADINGS = (
     "service",
     "strategy",
@@ -88,8 +87,8 @@ NOT_PUBLISHED = "not published"
 def endpoints(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[PlannedEndpoint, ...]:
     """The endpoints of a cluster whose document has no errors.
 
-    By service; what everybody sees comes before what the guest's own network sees, and last what
-    only the management cluster does (``Strategy.NONE``: it is not published).
+    By service; first those that everybody sees, then those of the guest's own network, last those
+    that only the management cluster sees (``Strategy.NONE``: not published).
     """
     return endpoints_of(cluster, objects(cluster, keep_sources=keep_sources))
 
@@ -97,7 +96,7 @@ def endpoints(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[Pl
 def endpoints_of(
     cluster: HostedCluster, made: Iterable[PlannedObject]
 ) -> tuple[PlannedEndpoint, ...]:
-    """As ``endpoints()``, of objects that are made already."""
+    """As ``endpoints()``, from existing objects."""
     found = [endpoint for each in made for endpoint in _of_one(cluster, each)]
     found += _bucket(cluster)
     return _with_further_name(cluster, sorted(found, key=_rank))
@@ -106,9 +105,9 @@ def endpoints_of(
 def _with_further_name(
     cluster: HostedCluster, found: Sequence[PlannedEndpoint]
 ) -> tuple[PlannedEndpoint, ...]:
-    """kubeAPIServerDNSName is another name for where users find kube-apiserver.
+    """kubeAPIServerDNSName is another name of the endpoint of kube-apiserver for users.
 
-    An ingress of many clusters has no Route for it, and leads it nowhere.
+    An ingress shared by clusters has no Route for it, so it leads nowhere there.
     """
     name = cluster.api_dns_name
     for at, main in enumerate(found, 1) if name else ():
@@ -120,7 +119,7 @@ def _with_further_name(
 
 
 def _bucket(cluster: HostedCluster) -> Iterator[PlannedEndpoint]:
-    """The documents of the issuer of tokens, which HyperShift puts into a bucket."""
+    """The documents of the token issuer, which HyperShift puts into a bucket."""
     publishing = cluster.publishing(ControlPlaneService.OIDC)
     if publishing is None or not is_in_bucket(cluster, publishing):
         return
@@ -197,7 +196,7 @@ def _of_route(
 ) -> Iterator[PlannedEndpoint]:
     internal = is_internal(made.manifest)
     if internal and not is_private(cluster):
-        return  # nothing has an address for that name: see its purpose
+        return  # no object has an address for that name: see its purpose
     host, through = made.manifest["spec"].get("host", ""), through_of(cluster, made.manifest)
     held = through in (f"Service/{ROUTER}", SHARED_INGRESS)
     yield PlannedEndpoint(
@@ -215,7 +214,7 @@ def _of_route(
 
 
 def through_of(cluster: HostedCluster, route: Manifest) -> str:
-    """What has the address of a Route's name."""
+    """The object with the address of a Route's name."""
     if is_internal(route):
         return f"Service/{PRIVATE_ROUTER}"
     if OAUTH_LABEL in route["metadata"].get("labels", {}):
@@ -243,7 +242,7 @@ def _inside(made: PlannedObject, service: ControlPlaneService) -> PlannedEndpoin
 
 
 class Reacher(Enum):
-    """Who has to reach something."""
+    """Who must reach something."""
 
     NODE = "node"
     USER = "user"
@@ -251,7 +250,7 @@ class Reacher(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReachNeed:
-    """Something that must be reached; ``endpoint`` None says that there is no way to it."""
+    """Something that must be reached; ``endpoint`` None: it cannot be."""
 
     who: Reacher
     service: ControlPlaneService
@@ -261,7 +260,7 @@ class ReachNeed:
 
     @property
     def at(self) -> str:
-        """Where it is, or which object will know."""
+        """Its address, or the object that will have it."""
         if self.endpoint is None:
             return "nowhere"
         return where_is(self.endpoint)
@@ -270,10 +269,10 @@ class ReachNeed:
 def way(
     plan: PublishPlan, service: ControlPlaneService, stands: Viewpoint
 ) -> PlannedEndpoint | None:
-    """The endpoint that somebody takes who stands there; None where none is to be seen.
+    """The endpoint that a client at this viewpoint uses; None if it sees none.
 
-    Nodes take the name of their own network where there is one, as HyperShift's do; everybody
-    else the name that is meant for people.
+    Nodes use the name of their own network if there is one, as in HyperShift; all others use the
+    name for people.
     """
     inside = stands is not Viewpoint.INTERNET and is_private(plan.cluster)
     seen = [each for each in plan.endpoints if each.service is service]
@@ -287,9 +286,9 @@ def way(
 
 
 def needs(plan: PublishPlan) -> tuple[ReachNeed, ...]:
-    """All that nodes and users must be able to reach, the nodes' first.
+    """Everything that nodes and users must reach, nodes first.
 
-    A user who finds nothing on the internet has to come from the guest's network.
+    A user for whom there is no endpoint on the internet must come from the guest's network.
     """
     published = {each.service for each in plan.endpoints}
     found = [
@@ -317,14 +316,14 @@ def needs(plan: PublishPlan) -> tuple[ReachNeed, ...]:
 
 
 def _for_people(plan: PublishPlan, service: ControlPlaneService) -> PlannedEndpoint | None:
-    """What a user takes in the guest's network: a name of the document's, if there is one."""
+    """The endpoint of a user in the guest's network: a name from the document, if there is one."""
     seen = [each for each in plan.endpoints if each.service is service]
     seen = [each for each in seen if Viewpoint.GUEST_VPC in each.visible_from]
     return min(seen, key=lambda each: each.address.endswith(INTERNAL), default=None)
 
 
 def where_is(endpoint: PlannedEndpoint) -> str:
-    """An endpoint's address for those who read it."""
+    """An endpoint's address for people."""
     if endpoint.target is not None:
         return str(endpoint.target)
     port = f" port {endpoint.port}" if endpoint.port else ""
@@ -332,16 +331,16 @@ def where_is(endpoint: PlannedEndpoint) -> str:
 
 
 def with_addresses(plan: PublishPlan, given: Mapping[str, str]) -> PublishPlan:
-    """The plan with addresses that became known: by the name of an endpoint, HOST or HOST:PORT.
+    """The plan with addresses that are known now: HOST or HOST:PORT by the name of an endpoint.
 
     Raises:
-        ConfigError: there is no such endpoint, or the address is none.
+        ConfigError: there is no such endpoint, or the address is invalid.
     """
     known = {each.name for each in plan.endpoints}
     for name in given:
         if name not in known:
             raise ConfigError(
-                f"there is no endpoint {name!r}, but there are {', '.join(sorted(known))}"
+                f"there is no endpoint {name!r}; endpoints are {', '.join(sorted(known))}"
             )
     return replace(
         plan,
@@ -378,10 +377,10 @@ def rows(plan: PublishPlan) -> tuple[tuple[str, ...], ...]:
 
 
 def seen_text(endpoint: PlannedEndpoint, place: Viewpoint) -> str:
-    """Whether somebody who stands there can reach an endpoint.
+    """Whether a client at this viewpoint can reach an endpoint.
 
-    Where the allowed CIDR blocks hold, they hold for the management cluster's own pods too: those
-    reach the Service by its cluster address, which is an endpoint of its own.
+    Allowed CIDR blocks apply to the management cluster's own pods too: those reach the Service by
+    its cluster address, which is a separate endpoint.
     """
     if place not in endpoint.visible_from:
         return NO
@@ -394,7 +393,7 @@ def strategy_text(endpoint: PlannedEndpoint) -> str:
 
 
 def address_text(endpoint: PlannedEndpoint) -> str:
-    """Where an endpoint is, as far as it is known before anything is made."""
+    """The address of an endpoint, as far as it is known before objects exist."""
     if endpoint.target is not None:
         return str(endpoint.target)
     if endpoint.address:

@@ -1,4 +1,4 @@
-"""A plan in sentences: per service why it is as it is, and where the design meant it otherwise."""
+"""A plan in sentences: the reasons for each service, and differences from the design of 2022."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SHOWN: Mapping[tuple[bool, bool], str] = {
     (False, False): "to nobody",
     (True, False): "to everybody",
     (False, True): "to the guest's own network",
-    (True, True): "to everybody, and to the guest's own network by a way of its own",
+    (True, True): "to everybody, and separately to the guest's own network",
 }
 
 _NOTHING: Mapping[StrategyVerdict, str] = {
@@ -65,7 +65,7 @@ _WHY: Mapping[ControlPlaneService, str] = {
 
 
 def explain(plan: PublishPlan) -> str:
-    """Tell it for somebody who wants to know why; ends with a newline."""
+    """Explain the plan; the text ends with a newline."""
     if plan.errors:
         return "".join(f"{line}\n" for line in _wrong(plan))
     lines = [*_topology(plan.cluster), *_router(plan), ""]
@@ -79,7 +79,7 @@ def explain(plan: PublishPlan) -> str:
 
 
 def _wrong(plan: PublishPlan) -> Iterator[str]:
-    yield f"Nothing follows from {plan.cluster.name} before its errors are gone:"
+    yield f"There is no plan for {plan.cluster.name} until these errors are fixed:"
     for each in plan.errors:
         yield f"  {each.says}"
 
@@ -87,7 +87,7 @@ def _wrong(plan: PublishPlan) -> Iterator[str]:
 def _topology(cluster: HostedCluster) -> Iterator[str]:
     on = cluster.platform.value
     if cluster.platform not in cluster.model.with_access:
-        yield f"{cluster.name} is on {on}, which has public endpoints and no others."
+        yield f"{cluster.name} is on {on}, which has only public endpoints."
         return
     said = "as the document says" if cluster.has_access else f"which is the default on {on}"
     shown = [sides(cluster, service) for service in ControlPlaneService]
@@ -111,17 +111,17 @@ def _router(plan: PublishPlan) -> Iterator[str]:
         yield f"Routes for everybody are served by the {INGRESS}, as always on IBM Cloud."
     elif not labels_routes(cluster):
         yield (
-            f"Routes for everybody are served by the {INGRESS}: they would have a router of their"
-            " own if APIServer had a Route with a hostname."
+            f"Routes for everybody are served by the {INGRESS}: they would have their own router if"
+            " APIServer had a Route with a hostname."
         )
     elif is_public(cluster):
         yield (
-            "Routes for everybody are served by a router of the control plane's own, because"
-            " APIServer has a Route with a hostname."
+            "Routes for everybody are served by the control plane's own router, because APIServer"
+            " has a Route with a hostname."
         )
     for each in plan.endpoints:
         if each.through == PUBLIC_SHARD:
-            yield f"{each.service.value}'s Route has a label, by which a {PUBLIC_SHARD} takes it."
+            yield f"{each.service.value}'s Route has a label that a {PUBLIC_SHARD} selects."
     if is_private(cluster) and uses_router(cluster):
         yield "Routes for the guest's own network are served by the control plane's own router."
 
@@ -134,7 +134,7 @@ def _service(plan: PublishPlan, service: ControlPlaneService) -> Iterator[str]:
         plan.cluster.model.verdict(service, publishing.strategy, plan.cluster.platform)
     )
     if words is not None:
-        yield f"{service.value}: {words}; nothing is made for it."
+        yield f"{service.value}: {words}; it gets no objects."
         yield ""
         return
     yield f"{service.value}: {publishing.strategy.value}"
@@ -143,17 +143,17 @@ def _service(plan: PublishPlan, service: ControlPlaneService) -> Iterator[str]:
             yield f"  {where_is(each)}"
             yield f"    {_seen(each)}"
             if not each.restricted and plan.cluster.allowed_cidrs and is_published(each):
-                yield f"    The allowed CIDR blocks do not hold: {why_not(each)}."
+                yield f"    The allowed CIDR blocks do not apply: {why_not(each)}."
     for made in makes(plan.cluster, service):
         yield f"  {made.key} {made.purpose}."
     yield ""
 
 
 def _beside(cluster: HostedCluster) -> Iterator[str]:
-    """What is made for no service."""
+    """Objects that belong to no service."""
     found = {
         "Metrics: forwarded to the guest's own monitoring": metrics_objects(cluster),
-        "What leaves the control plane: kept away from the management cluster": tuple(
+        "Egress of the control plane: kept away from the management cluster": tuple(
             egress_policies(cluster)
         ),
     }
@@ -194,17 +194,17 @@ def _designed(plan: PublishPlan) -> Iterator[str]:
 
 
 def _said(plan: PublishPlan) -> Iterator[str]:
-    found = [each for each in plan.findings if each.rule != NOT_HERE]  # said with the endpoint
+    found = [each for each in plan.findings if each.rule != NOT_HERE]  # shown with the endpoint
     if found:
-        yield "To be known:"
+        yield "Notes:"
         for each in found:
             yield f"  {each.weight.value}: {each.says}"
 
 
 def differences(plan: PublishPlan) -> tuple[str, ...]:
-    """A sentence for each service that is shown to others than the design says.
+    """A sentence for each service whose visibility differs from the design.
 
-    The design has topologies only: of a platform without any it says nothing.
+    The design covers only platforms with topologies.
     """
     if plan.cluster.platform not in V1BETA1.with_access or plan.cluster.model is not V1BETA1:
         return ()

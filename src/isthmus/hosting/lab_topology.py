@@ -1,13 +1,13 @@
-"""A plan as a topology of ``isthmus lab``: to be tried before it is used.
+"""Converts a plan to a topology of ``isthmus lab``, to try it before it is used.
 
-Networks are the internet, the guest's, the management cluster's and the control plane's.
-kube-apiserver and the other services are small servers; what is Isthmus' own runs with
-the plan's own flags and files. Where addresses come from is in lab_topology_hosts.py.
+The networks are the internet, the guest's, the management cluster's and the control plane's.
+kube-apiserver and the other services are small servers; Isthmus' own programs run with the plan's
+flags and files. lab_topology_hosts.py assigns addresses.
 
-The wall between the networks lets through what the *objects* of the plan say: a load balancer lets
-in whom its Service does, which is everybody, the source ranges that it has, or nobody of the
-internet if it is an internal one. What the steps expect is what the *endpoints* say: if the two
-disagree, the lab does not hold.
+The firewalls between the networks follow the *objects* of the plan: a load balancer admits the
+clients that its Service admits, which are all, those in its source ranges, or none from the
+internet if it is internal. The steps of the lab expect what the *endpoints* of the plan promise: if
+objects and endpoints disagree, the lab fails.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _SERVER_FILES = {"cert": "{server_cert}", "key": "{server_key}", "ca_cert": "{ca
 _FAST = {"sync_interval_s": ("100ms",), "sync_interval_cap_s": ("1s",)}
 
 LabStep = dict[str, Any]
-#: Long enough for an agent that was too early the first time, and for a check of the apiserver.
+#: Long enough for an agent that connects too early once, and for a check of the apiserver.
 SOON_S, CHECKED_S = 20, 10
 
 AllowRule = dict[str, Any]
@@ -75,17 +75,17 @@ AllowRule = dict[str, Any]
 def lab_topology(plan: PublishPlan, *, nodes_from: str = "") -> str:
     """Write the topology of a plan without errors, for ``isthmus lab run FILE``.
 
-    ``nodes_from`` is the address that others see of the nodes, a NAT gateway's for example. Without
-    it they come from their own network, or where CIDR blocks are allowed from one of those.
+    ``nodes_from`` is the address that others see of the nodes, such as a NAT gateway's. Without it
+    nodes connect from their own network, or from one of the allowed CIDR blocks if there are any.
 
     Raises:
-        ConfigError: the lab cannot have such addresses; one sentence.
+        ConfigError: the lab cannot have these addresses; one sentence.
     """
     return to_yaml([_Builder(complete(plan), nodes_from).document()])
 
 
 class _Builder:
-    """The parts of one topology, made in the order in which they need each other."""
+    """The parts of one topology, in the order in which they depend on each other."""
 
     def __init__(self, plan: PublishPlan, nodes_from: str) -> None:
         self.plan = plan
@@ -129,7 +129,7 @@ class _Builder:
         return network.version == self.version and network.prefixlen > 0 and for_hosts
 
     def _node(self, nodes_from: str) -> LabVisitor:
-        """The node; what it needs is to be reached, or the plan does not work."""
+        """The node, which must reach everything it needs."""
         blocks = self.plan.cluster.allowed_cidrs
         wanted = [
             each.endpoint
@@ -151,7 +151,7 @@ class _Builder:
         )
 
     def _others(self) -> list[LabVisitor]:
-        """A user on the internet, another whom CIDR blocks shut out, and two neighbours."""
+        """A user on the internet, another that CIDR blocks exclude, and two neighbours."""
         blocks, version = self.plan.cluster.allowed_cidrs, self.version
         held = any(each.restricted for each in self.plan.endpoints)
         people = {"user": inside(blocks, version, narrow=False) if held else INTERNET[version][0]}
@@ -249,7 +249,7 @@ class _Builder:
         }
 
     def _names(self) -> dict[str, str]:
-        """Names of endpoints, of Services, and of what pods and sidecars know."""
+        """Names of endpoints and Services, and names that pods and sidecars know."""
         cluster = self.plan.cluster
         found = {
             each.address: front.address
@@ -278,7 +278,7 @@ class _Builder:
 
 
 def _version(plan: PublishPlan) -> int:
-    """The version of IP of the lab: as the node ports have it, or else the Services."""
+    """The IP version of the lab: that of the node ports, otherwise of the Services."""
     literal = [each.address for each in plan.endpoints if is_address(each.address)]
     networks = [str(ip_network(each, strict=False)[0]) for each in plan.cluster.service_cidrs]
     return next((ip_address(each).version for each in (*literal, *networks)), 4)
@@ -299,12 +299,12 @@ def _about(plan: PublishPlan) -> str:
 def _needed(plan: PublishPlan, service: ControlPlaneService) -> PlannedEndpoint:
     found = way(plan, service, Viewpoint.GUEST_VPC)
     if found is None:
-        raise ConfigError(f"nodes have no way to {service.value}, so there is nothing to try")
+        raise ConfigError(f"nodes cannot reach {service.value}, so there is nothing to try")
     return found
 
 
 def _server() -> tuple[str, ...]:
-    """The plan's own server, alone and with the lab's certificates."""
+    """The plan's server, as a single one and with the lab's certificates."""
     files = {
         f"{side}_{kind}": (placeholder,)
         for side in ("server", "cluster")
@@ -321,21 +321,21 @@ def _server() -> tuple[str, ...]:
 
 
 def _agent(endpoint: PlannedEndpoint) -> tuple[str, ...]:
-    """The plan's own agent, with the lab's certificates and less patience."""
+    """The plan's agent, with the lab's certificates and shorter timeouts."""
     files = {each: (f"{{{each}}}",) for each in ("ca_cert", "agent_cert", "agent_key")}
     flags = {**agent_flags(endpoint), **files, **_FAST, "agent_id": ("node",)}
     return command_line("agent", AgentSettings, flags)
 
 
 def reaches(plan: PublishPlan, endpoint: PlannedEndpoint, stander: LabVisitor) -> bool:
-    """Whether an endpoint is to be seen from there, and lets this address in."""
+    """Whether an endpoint is visible from there and admits this address."""
     if stander.stands not in endpoint.visible_from:
         return False
     return not endpoint.restricted or is_allowed(stander.address, expected_blocks(plan, endpoint))
 
 
 def steps(plan: PublishPlan, standers: Sequence[LabVisitor]) -> Iterator[LabStep]:
-    """The tunnel, the node's own address, and then everybody at every endpoint."""
+    """The steps: the tunnel, the node's own address, then every client at every endpoint."""
     yield {"agents": "server", "are": ["node"], "within_s": SOON_S}
     yield {"from": "kube-apiserver", "get": "pod:8080", "fails": "unreachable"}
     yield {
@@ -365,23 +365,23 @@ def _at(
     may += [each.host for each in standers if endpoint in each.must and each.host not in may]
     others = [each.host for each in standers if each.host not in may]
     target = HostPort(endpoint.address, endpoint.port)
-    # The server wants a certificate of those who come: that the node's agent is there says more.
+    # The server requires a client certificate, so the connected agent of the node is the proof.
     what: LabStep = {"connect": str(target)}
     if endpoint.service is not ControlPlaneService.KONNECTIVITY:
         what = {"get": f"https://{target}/", "answers": f"from {HOSTS[endpoint.service]}"}
     if may:
         yield {"from": may, **what}
     if others and endpoint.through == SHARED_INGRESS:
-        yield {"from": others, "get": f"https://{target}/", "fails": "other"}  # an alert of TLS
+        yield {"from": others, "get": f"https://{target}/", "fails": "other"}  # a TLS alert
     elif others:
         yield {"from": others, "connect": str(target), "fails": "unreachable"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabVisitor:
-    """Somebody in the lab who tries to reach things; ``address`` is what others see of them.
+    """A client in the lab; ``address`` is the one that others see.
 
-    ``must`` are endpoints that have to be reached, whatever the CIDR blocks say.
+    ``must`` are endpoints that it must reach, whatever the CIDR blocks are.
     """
 
     host: str
@@ -394,7 +394,7 @@ class LabVisitor:
 def rules(
     plan: PublishPlan, standers: Sequence[LabVisitor], found: Sequence[LabFront]
 ) -> Iterator[AllowRule]:
-    """Standers to fronts, to Services inside, and fronts to what is behind them."""
+    """Rules for clients to fronts, to Services inside, and for fronts to their backends."""
     for front in found:
         for stander in standers:
             let_in = [each for each in front.endpoints if lets_in(plan, each, stander)]
@@ -423,10 +423,10 @@ def _rule(source: str, target: str, ports: Iterable[int]) -> Iterator[AllowRule]
 
 
 def lets_in(plan: PublishPlan, endpoint: PlannedEndpoint, stander: LabVisitor) -> bool:
-    """Whether the object that has an endpoint's address takes connections from there."""
+    """Whether the object with an endpoint's address accepts connections from there."""
     endpoint = named_first(endpoint, plan)
     at = endpoint.through or endpoint.by
-    if at in OPEN or at == SHARED_INGRESS:  # whose router refuses by its routes
+    if at in OPEN or at == SHARED_INGRESS:  # the router refuses according to its routes
         return True
     service = _object(plan, at)
     if stander.stands is Viewpoint.INTERNET and not _is_outside(endpoint, service):
@@ -436,17 +436,17 @@ def lets_in(plan: PublishPlan, endpoint: PlannedEndpoint, stander: LabVisitor) -
 
 
 def source_blocks(plan: PublishPlan, service: Manifest) -> tuple[str, ...]:
-    """From where a Service takes connections; empty is from everywhere."""
+    """The sources that a Service accepts; empty is all."""
     ranges = service["spec"].get("loadBalancerSourceRanges")
     if ranges:
         return tuple(ranges)
-    if "externalTrafficPolicy" in service["spec"]:  # a NetworkPolicy holds for it
+    if "externalTrafficPolicy" in service["spec"]:  # a NetworkPolicy applies to it
         return (*plan.cluster.allowed_cidrs, *plan.cluster.machine_cidrs)
     return ()
 
 
 def expected_blocks(plan: PublishPlan, endpoint: PlannedEndpoint) -> tuple[str, ...]:
-    """From where an endpoint that says that it is restricted is to be reached."""
+    """The sources that may reach a restricted endpoint."""
     blocks = plan.cluster.allowed_cidrs
     by_policy = any(
         key(each) == endpoint.by and "externalTrafficPolicy" in each["spec"]
@@ -460,7 +460,7 @@ def _object(plan: PublishPlan, name: str) -> Manifest:
 
 
 def _is_outside(endpoint: PlannedEndpoint, service: Manifest) -> bool:
-    """Whether the internet has a way to the address of a Service."""
+    """Whether the address of a Service is reachable from the internet."""
     match service["spec"]["type"]:
         case "LoadBalancer":
             return not is_internal(service)

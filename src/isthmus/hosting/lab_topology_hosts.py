@@ -1,8 +1,8 @@
 """The networks and the hosts in front of the control plane, in a plan's lab.
 
-Networks are made around addresses that are given, and of free ones. A plan's endpoints are hosts
-with the addresses that people and nodes know: load balancers and nodes' ports translate addresses,
-as kube-proxy does; an address that is shared by names has a router that goes by SNI.
+Networks are made around given addresses, or from free ranges. A plan's endpoints are hosts with the
+addresses that people and nodes know: load balancers and node ports translate addresses like
+kube-proxy; an address shared by several names has an SNI router.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ INTERNET = {
     4: ("203.0.113.77", "198.51.100.77", "192.0.2.77"),
     6: ("2001:db8:77::77", "2001:db8:78::77", "2001:db8:79::77"),
 }
-#: What is the lab's own where a document says nothing: large, so that something of it is free.
+#: Ranges for the lab if the document has none: large, so that a part of them is free.
 _POOLS = {4: ("10.208.0.0/12", "172.24.0.0/13", "192.168.0.0/16"), 6: ("fd15:7a00::/32",)}
 _USUAL = {4: 24, 6: 64}
 _PREFIXES = {4: (24, 20, 16, 12, 8, 26, 28, 30), 6: (64, 56, 48, 32, 96, 112, 124)}
-#: The lab takes networks of these sizes.
+#: The prefix lengths of networks in the lab.
 _SIZES = {4: range(8, 31), 6: range(16, 127)}
 _FIRST_HOST = 10
 _SMALL = 64
 _MOST_HOSTS = 1000
 
 CONTROL_PLANE, EDGE, PRIVATE, NODE_PORTS = "control-plane", "edge", "private-link", "node-ports"
-#: The hosts that play a service; konnectivity's server is in kube-apiserver's pod.
+#: The hosts that stand in for a service; konnectivity's server is in kube-apiserver's pod.
 HOSTS: Mapping[ControlPlaneService, str] = {
     ControlPlaneService.API_SERVER: "kube-apiserver",
     ControlPlaneService.KONNECTIVITY: "kube-apiserver",
@@ -64,15 +64,15 @@ HOSTS: Mapping[ControlPlaneService, str] = {
 }
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
 _LISTEN = 443
-_CLUSTER_ID = "lab"  # where a document has none
+_CLUSTER_ID = "lab"  # if a document has none
 _LONGEST = 36  # of a host, with four more letters for its process
 
 
 class LabNetworks:
     """The networks of a lab, by name, and the addresses in them that are taken.
 
-    ``reserved`` are networks of the document, which nothing of the lab's own may overlap;
-    ``avoided`` are those that it overlaps only where nothing else is free.
+    ``reserved`` are networks of the document that the lab's own networks must not overlap;
+    ``avoided`` are those that they overlap only if nothing else is free.
     """
 
     def __init__(self, version: int, reserved: Iterable[str], avoided: Iterable[str] = ()) -> None:
@@ -83,7 +83,7 @@ class LabNetworks:
         self._taken: set[Address] = set()
 
     def free_network(self, name: str) -> None:
-        """Make a network of addresses that mean nothing in the document."""
+        """Make a network of addresses that the document does not use."""
         taken = [*self._all(), *self._reserved]
         for others in ([*taken, *self._avoided], taken):
             for pool in _POOLS[self.version]:
@@ -94,7 +94,7 @@ class LabNetworks:
         raise ConfigError("the networks of the document leave no addresses for a lab")
 
     def network_of(self, name: str, cidr: str) -> None:
-        """Make a network of a part of the document's, as large as the lab can have it."""
+        """Make a network of a part of the document's, as large as the lab allows."""
         one = ip_network(cidr, strict=False)
         if one.prefixlen not in _SIZES[one.version]:
             one = next(_parts(one, max(_USUAL[one.version], one.prefixlen)))
@@ -113,9 +113,9 @@ class LabNetworks:
         """
         address = ip_address(text)
         if address.version != self.version:
-            raise ConfigError(f"{address} is not IPv{self.version}, as the rest of the lab is")
+            raise ConfigError(f"{address} is not IPv{self.version} like the rest of the lab")
         if address in self._taken:
-            raise ConfigError(f"{address} would be of two hosts of a lab")
+            raise ConfigError(f"{address} would belong to two hosts of a lab")
         self._taken.add(address)
         for known, network in self.networks.items():
             if address in network:
@@ -152,7 +152,7 @@ def _parts(network: Network, prefix: int) -> Iterator[Network]:
 
 def _first_free(pool: Network, prefix: int, others: Sequence[Network]) -> Network | None:
     if any(_overlap(pool, other) and other.prefixlen <= pool.prefixlen for other in others):
-        return None  # all of it is taken; it would be long to find that out one by one
+        return None  # all of it is taken; trying each address would take long
     free = (one for one in _parts(pool, prefix) if not any(_overlap(one, x) for x in others))
     return next(free, None)
 
@@ -166,7 +166,7 @@ def _overlap(one: Network, other: Network) -> bool:
 
 
 def _is_usable(address: Address, network: Network) -> bool:
-    """Whether a host can have the address: not the first two, the second is the gateway's."""
+    """Whether a host can have the address: not the first two; the second is the gateway's."""
     return address not in (network[0], network[1], network[-1])
 
 
@@ -183,7 +183,7 @@ def is_allowed(address: str, blocks: Iterable[str]) -> bool:
 def inside(blocks: Iterable[str], version: int, *, narrow: bool) -> str:
     """An address in one of the blocks; of the narrowest one, or of the widest.
 
-    Nodes come from one address, a NAT gateway's, people from offices.
+    Nodes share one address, a NAT gateway's; people come from offices.
 
     Raises:
         ConfigError: no block is of this version of IP.
@@ -194,7 +194,7 @@ def inside(blocks: Iterable[str], version: int, *, narrow: bool) -> str:
     if usual and not narrow:
         return usual
     if not found:
-        raise ConfigError(f"allowedCIDRBlocks: no block is of IPv{version}, as the cluster is")
+        raise ConfigError(f"allowedCIDRBlocks: no block is IPv{version} like the cluster")
     by_size = sorted(found, key=lambda block: block.prefixlen)
     block = by_size[-1] if narrow else by_size[0]
     if block.prefixlen == 0 and usual:
@@ -203,7 +203,7 @@ def inside(blocks: Iterable[str], version: int, *, narrow: bool) -> str:
 
 
 def outside(blocks: Iterable[str], version: int) -> str:
-    """An address in none of the blocks; empty where they have all."""
+    """An address in none of the blocks; empty if they cover all."""
     listed = list(blocks)
     networks = [ip_network(block, strict=False) for block in listed]
     free = [text for text in INTERNET[version] if not is_allowed(text, listed)]
@@ -226,15 +226,15 @@ class LabFront:
 
     @property
     def shares_by_name(self) -> bool:
-        """Whether names decide who is meant."""
+        """Whether several names share it."""
         return any(each.strategy is Strategy.ROUTE for each in self.endpoints)
 
 
 def complete(plan: PublishPlan) -> PublishPlan:
-    """The plan with an address for each endpoint: what the platform would choose is made up.
+    """The plan with an address for each endpoint, invented where the platform would choose one.
 
     Raises:
-        ConfigError: there are fewer node ports than it would choose; one sentence.
+        ConfigError: there are too few node ports; one sentence.
     """
     low, high = plan.cluster.node_port_range
     used = {each.port for each in plan.endpoints}
@@ -242,7 +242,7 @@ def complete(plan: PublishPlan) -> PublishPlan:
     if sum(not each.port for each in plan.endpoints) > len(free):
         raise ConfigError(f"serviceNodePortRange: {low}-{high} has too few ports for a lab")
     ports = iter(free)
-    chosen: dict[str, int] = {}  # by Service: a further name of it has the same port
+    chosen: dict[str, int] = {}  # by Service: another name of it has the same port
     found = []
     for each in plan.endpoints:
         if each.service not in HOSTS:
@@ -281,7 +281,7 @@ def fronts(plan: PublishPlan, ground: LabNetworks) -> list[LabFront]:
 
 
 def named_first(endpoint: PlannedEndpoint, plan: PublishPlan) -> PlannedEndpoint:
-    """The endpoint whose address a further name stands for."""
+    """The endpoint whose address another name has."""
     if endpoint.name != API_DNS_NAME:
         return endpoint
     same = (endpoint.service, endpoint.strategy, endpoint.by)
@@ -321,7 +321,9 @@ def _place(endpoint: PlannedEndpoint, ground: LabNetworks) -> tuple[str, str]:
 
 def front_host(front: LabFront, plan: PublishPlan) -> dict[str, Any]:
     made: dict[str, Any] = {"at": {front.network: front.address}}
-    if front.host == HOSTS[ControlPlaneService.OIDC]:  # not before the control plane, but alone
+    if (
+        front.host == HOSTS[ControlPlaneService.OIDC]
+    ):  # on its own host, not in front of the control plane
         return made | {"serve": {"https": sorted(each.port for each in front.endpoints)}}
     behind = backends(plan)
     if front.shares_by_name:
@@ -339,7 +341,7 @@ def front_host(front: LabFront, plan: PublishPlan) -> dict[str, Any]:
 
 
 def ports_at(endpoint: PlannedEndpoint) -> list[int]:
-    """The ports by which an endpoint is reached: at a shared ingress, nodes have their own."""
+    """The ports of an endpoint: a shared ingress has a separate one for nodes."""
     shared = endpoint.through == SHARED_INGRESS
     by_id = shared and endpoint.service is ControlPlaneService.API_SERVER
     return [endpoint.port, *([SHARED_INGRESS_PORT] if by_id else [])]

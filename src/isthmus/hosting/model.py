@@ -1,7 +1,7 @@
-"""What is published of a hosted control plane, how, and who can reach it: the values of a plan.
+"""The values of a plan: what a hosted control plane publishes, how, and who can reach it.
 
-The words are HyperShift's. What each version of its API publishes is declared in models.py;
-document.py reads a document into these values.
+The terms are HyperShift's. models.py declares what each version of its API publishes; document.py
+reads a document into these values.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from isthmus.values import HostPort
 
 
 class ControlPlaneService(Enum):
-    """A part of the control plane that is reached from elsewhere."""
+    """A part of the control plane that clients elsewhere reach."""
 
     API_SERVER = "APIServer"
     OAUTH_SERVER = "OAuthServer"
@@ -50,7 +50,7 @@ class Platform(Enum):
 
 
 class EndpointAccess(Enum):
-    """From where the endpoints are to be reached: the topology of the seed."""
+    """The topology: from where endpoints can be reached."""
 
     PUBLIC = "Public"
     PUBLIC_AND_PRIVATE = "PublicAndPrivate"
@@ -58,7 +58,7 @@ class EndpointAccess(Enum):
 
 
 class Viewpoint(Enum):
-    """Where somebody stands who wants to reach an endpoint."""
+    """The network position of a client."""
 
     INTERNET = "internet"
     GUEST_VPC = "guest VPC"
@@ -67,7 +67,7 @@ class Viewpoint(Enum):
 
 
 class StrategyVerdict(Enum):
-    """What becomes of a service with a strategy."""
+    """The effect of a strategy on a service."""
 
     PUBLISHED = "published"
     REFUSED = "refused"
@@ -77,7 +77,7 @@ class StrategyVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class VisibleServices:
-    """What a topology shows to everybody, and what to the guest's own network only."""
+    """The services that a topology shows to everybody, and to the guest's own network only."""
 
     public: frozenset[ControlPlaneService]
     private: frozenset[ControlPlaneService]
@@ -85,12 +85,12 @@ class VisibleServices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishingModel:
-    """What a version of the API publishes, how, and who is to see it: tables that the engine reads.
+    """What a version of the API publishes, how, and who sees it: tables that the engine reads.
 
-    ``only_on`` are pairs that one platform alone has. ``shown`` says for each topology who sees a
-    Route or a load balancer; ``open_balancers`` are services whose load balancer is for everybody
-    whatever the topology, ``sharded`` those whose Route a public ingress of its own serves, where
-    there are topologies. A node port is always where the nodes of the management cluster are.
+    ``only_on`` are combinations that only one platform has. ``shown`` says for each topology who
+    sees a Route or a load balancer; ``open_balancers`` are services whose load balancer is public
+    in any topology, ``sharded`` those whose Route a separate public ingress serves on platforms
+    with topologies. A node port is always reachable where the management cluster's nodes are.
     """
 
     api_version: str
@@ -110,7 +110,7 @@ class PublishingModel:
 
     @property
     def unused(self) -> frozenset[ControlPlaneService]:
-        """Services that can be listed and that nothing publishes."""
+        """Services that can be listed but have no effect."""
         published = StrategyVerdict.PUBLISHED
         return frozenset(each for each, row in self.matrix.items() if published not in row.values())
 
@@ -129,19 +129,19 @@ class PublishingModel:
         )
 
     def accepted(self, service: ControlPlaneService, platform: Platform) -> tuple[Strategy, ...]:
-        """The strategies that have an effect: those that publish a service, and that hide it."""
+        """The strategies with an effect: those that publish a service or hide it."""
         meant = (StrategyVerdict.PUBLISHED, StrategyVerdict.HIDDEN)
         return tuple(each for each in Strategy if self.verdict(service, each, platform) in meant)
 
     def required_on(self, platform: Platform) -> tuple[ControlPlaneService, ...]:
-        """The services that have to be listed: IBM Cloud brings its nodes up without Ignition."""
+        """The services that must be listed: IBM Cloud starts its nodes without Ignition."""
         without = ControlPlaneService.IGNITION if platform is Platform.IBMCLOUD else None
         return tuple(each for each in self.required if each is not without)
 
 
 @dataclass(frozen=True, slots=True)
 class DocumentPlace:
-    """Where a document says something: its line, from 1, and the field's path."""
+    """A location in a document: the line, from 1, and the path of the field."""
 
     line: int = 0
     field: str = ""
@@ -157,16 +157,16 @@ class Publishing:
     node_address: str = ""
     node_port: int = 0
     has: frozenset[str] = frozenset()
-    """Which of loadBalancer, nodePort and route the entry has."""
+    """The sections of the entry: loadBalancer, nodePort, route."""
     place: DocumentPlace = DocumentPlace()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuestNetwork:
-    """What the guest's pod network is, besides its ranges.
+    """The guest's pod network, besides its ranges.
 
-    ``subnets`` are the ranges that OVN-Kubernetes keeps for itself, by field path; those that it
-    has by default are where the document could say another.
+    ``subnets`` are the ranges that OVN-Kubernetes reserves, by field path; default ranges have the
+    path of the field that could change them.
     """
 
     type: str = "OVNKubernetes"
@@ -177,9 +177,9 @@ class GuestNetwork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagementNetwork:
-    """Where the management cluster is: addresses of its API server, ranges of pods and Services.
+    """The management cluster: addresses of its API server, ranges of its pods and Services.
 
-    No document says it, and nothing is kept away from what is not known.
+    No document contains them, and pods are not kept away from unknown addresses.
     """
 
     api: tuple[str, ...] = ()
@@ -188,13 +188,12 @@ class ManagementNetwork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostedCluster:
-    """What a HostedCluster document says, as far as publishing goes.
+    """The contents of a HostedCluster document that matter for publishing.
 
-    ``access`` is what holds, default filled in; ``has_access`` whether the document says it.
+    ``access`` is the effective topology; ``has_access`` whether the document sets it.
     ``control_plane`` is the namespace of the control plane's pods on the management cluster.
-    ``model`` is that of the document's version. ``places`` are where the document says something,
-    by field path. ``host_bits`` are networks, by field path, that the document spells with bits
-    below their prefix.
+    ``model`` is that of the document's version. ``places`` are the locations of fields, by field
+    path. ``host_bits`` are networks, by field path, that the document writes with host bits.
     """
 
     model: PublishingModel
@@ -220,7 +219,7 @@ class HostedCluster:
     guest_network: GuestNetwork = GuestNetwork()
     base_domain: str = ""
     base_domain_prefix: str | None = None
-    api_dns_name: str = ""  # a further name of kube-apiserver, with a kubeconfig of its own
+    api_dns_name: str = ""  # another name of kube-apiserver, with its own kubeconfig
     proxy_for_http: str = ""
     proxy_for_https: str = ""
     no_proxy: tuple[str, ...] = ()
@@ -239,7 +238,7 @@ class HostedCluster:
 
 
 class Weight(Enum):
-    """What a finding means: an error forbids the plan, a warning is said loudly."""
+    """The severity of a finding: with an error there is no plan."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -248,10 +247,10 @@ class Weight(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanFinding:
-    """Something wrong or surprising, where it is, and what to do.
+    """A problem or a surprise, its location, and what to do.
 
-    ``rule`` is its stable name, listed in the documents; ``missed_by`` says who lets it through
-    today, for example "the CRD".
+    ``rule`` is its stable name, listed in the documentation; ``missed_by`` says who does not detect
+    it today, such as "the CRD".
     """
 
     rule: str
@@ -266,10 +265,10 @@ class PlanFinding:
 class PlannedEndpoint:
     """One way to reach a part of the control plane.
 
-    ``address`` is a host that is known now, or empty where the platform chooses it later, and then
-    ``by`` says which object will have it. ``sni`` is the name that a shared address tells it by,
-    and ``through`` what listens there: ``Service/router``, or the words of visibility.py for what
-    is no object of this plan. ``restricted`` says that the allowed CIDR blocks hold for it.
+    ``address`` is a known host, or empty if the platform chooses it later; then ``by`` names the
+    object that will have it. ``sni`` is its server name at a shared address, and ``through`` what
+    listens there: ``Service/router``, or a text of visibility.py for anything that is not an object
+    of this plan. ``restricted``: the allowed CIDR blocks apply to it.
     """
 
     service: ControlPlaneService
@@ -285,16 +284,16 @@ class PlannedEndpoint:
 
     @property
     def target(self) -> HostPort | None:
-        """Where it is, once that is known."""
+        """Its address and port, once known."""
         return HostPort(self.address, self.port) if self.address and self.port else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishPlan:
-    """A document that was checked, and what follows from it.
+    """A checked document and its consequences.
 
-    ``objects`` are manifests in the order in which they are applied. A plan with errors has
-    neither endpoints nor objects.
+    ``objects`` are manifests in the order to apply them. A plan with errors has neither endpoints
+    nor objects.
     """
 
     cluster: HostedCluster

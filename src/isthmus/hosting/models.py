@@ -1,7 +1,7 @@
-"""What each version of HyperShift's API publishes, and how: tables, and no code.
+"""What each version of HyperShift's API publishes, and how: tables without code.
 
-The engine (visibility.py, objects*.py, rules*.py) reads them off the document's model. What a
-platform or a topology forbids on top of a table is in rules_platforms.py.
+The engine (visibility.py, objects*.py, rules*.py) uses the tables of the document's version.
+Further restrictions of platforms and topologies are in rules_platforms.py.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _TUNNEL, _IGNITION = ControlPlaneService.KONNECTIVITY, ControlPlaneService.IGNIT
 _OIDC, _OVN = ControlPlaneService.OIDC, ControlPlaneService.OVN_SB_DB
 _USED = (_API, _OAUTH, _TUNNEL, _IGNITION)
 
-# Words for the rows below, each of which has a cell for every strategy.
+# Short names for the rows below; each row has a cell for every strategy.
 _YES: Final = StrategyVerdict.PUBLISHED
 _NO: Final = StrategyVerdict.REFUSED
 _IGNORED: Final = StrategyVerdict.IGNORED
 _HIDDEN: Final = StrategyVerdict.HIDDEN
 
-#: Today's HyperShift. Its table of services and strategies is what the control plane operator does.
+#: Today's HyperShift. The table of services and strategies follows the control plane operator.
 V1BETA1: Final = PublishingModel(
     api_version="hypershift.openshift.io/v1beta1",
     matrix={
@@ -50,7 +50,7 @@ V1BETA1: Final = PublishingModel(
     required=_USED,
     platforms=frozenset(Platform),
     with_access=frozenset({Platform.AWS, Platform.AZURE, Platform.GCP}),
-    # Nodes' own services have no way for everybody as soon as there is one for their network.
+    # Services for nodes are no longer public once there is an endpoint for their network.
     shown={
         EndpointAccess.PUBLIC: VisibleServices(frozenset(_USED), frozenset()),
         EndpointAccess.PUBLIC_AND_PRIVATE: VisibleServices(
@@ -58,7 +58,7 @@ V1BETA1: Final = PublishingModel(
         ),
         EndpointAccess.PRIVATE: VisibleServices(frozenset(), frozenset(_USED)),
     },
-    # HyperShift has no annotation for it that would make it internal.
+    # HyperShift has no annotation to make it internal.
     open_balancers=frozenset({_TUNNEL}),
 )
 
@@ -73,7 +73,7 @@ DESIGNED: Final[Mapping[EndpointAccess, VisibleServices]] = {
 
 
 def _with_ignition(designed: VisibleServices) -> VisibleServices:
-    """The proposal's lists, and Ignition: only nodes use it, and they reach it as they do OVN."""
+    """The proposal's lists plus Ignition, which only nodes use and reach like OVN."""
     ignition = frozenset({_IGNITION})
     public = designed.public | (ignition if _OVN in designed.public else frozenset())
     private = designed.private | (ignition if _OVN in designed.private else frozenset())
@@ -92,7 +92,7 @@ V1ALPHA1: Final = PublishingModel(
             _OAUTH: (_NO, _YES, _YES, _NO, _NO),
             _IGNITION: (_NO, _YES, _YES, _NO, _NO),
             _OVN: (_NO, _YES, _YES, _HIDDEN, _NO),
-            # Documents for whoever checks tokens: in a bucket, or nowhere.
+            # Documents for verifiers of tokens: in a bucket, or nowhere.
             _OIDC: (_IGNORED, _IGNORED, _IGNORED, _HIDDEN, _YES),
         }.items()
     },

@@ -1,17 +1,16 @@
-"""Everything that the management cluster gets, in the order in which it is applied.
+"""All objects for the management cluster, in the order to apply them.
 
-First who may connect, then what there is to connect to, then the names it is found by.
-The services' own objects are in objects_services.py; the Service and the Route that show the
-control plane's metrics to the guest's monitoring are here, as no entry of spec.services publishes
-them: the name is made of the Ignition server's, or of the private router's domain.
+NetworkPolicies come first, then Services, then Routes. objects_services.py makes the objects of the
+services; the Service and the Route that expose the control plane's metrics to the guest's
+monitoring are here, because no entry of spec.services publishes them: their name is derived from
+the Ignition server's, or from the private router's domain.
 
-Pods of the namespace reach each other; everybody else only what is published, on its own port and
-by the way on which it is published. A control plane whose API server has a Route can be reached
-through its router and in no other way. Guest nodes that are pods themselves (KubeVirt) live in the
-same namespace and count as everybody else.
+Pods of the namespace reach each other; all others reach only what is published, on its own port and
+by its own way. A control plane whose API server has a Route can only be reached through its router.
+Guest nodes that are pods themselves (KubeVirt) live in the same namespace and count as others.
 
-A NetworkPolicy sees the address that a packet has when it reaches the pod. Load balancers and node
-ports put their own there, unless traffic stays on the node: see ``keep_sources``.
+A NetworkPolicy sees the source address of a packet at the pod. Load balancers and node ports
+replace it by their own, unless traffic stays on the node: see ``keep_sources``.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ METRICS_PORT = 9443
 
 
 def metrics_objects(cluster: HostedCluster) -> tuple[PlannedObject, ...]:
-    """Nothing where no metrics are forwarded."""
+    """The objects for metrics; none if they are not forwarded."""
     if not cluster.forwards_metrics:
         return ()
     template = ServiceTemplate(
@@ -95,7 +94,7 @@ def metrics_objects(cluster: HostedCluster) -> tuple[PlannedObject, ...]:
 
 
 def metrics_host(cluster: HostedCluster) -> str:
-    """Its name; empty where OpenShift makes one up."""
+    """Its name; empty if OpenShift generates one."""
     if is_private(cluster):
         return internal_name(cluster, METRICS_PROXY)
     ignition = cluster.publishing(ControlPlaneService.IGNITION)
@@ -106,7 +105,7 @@ def metrics_host(cluster: HostedCluster) -> str:
 
 
 def metrics_backend(cluster: HostedCluster) -> HostPort:
-    """Where it is in the management cluster: its Service, by the whole name."""
+    """Its address in the management cluster: the full name of its Service."""
     return HostPort(f"{METRICS_PROXY}.{cluster.control_plane}.svc.cluster.local", ROUTE_PORT)
 
 
@@ -121,11 +120,11 @@ _NOT_MACHINES = {
 
 
 def objects(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[PlannedObject, ...]:
-    """What to apply, each with its purpose.
+    """The objects to apply, each with its purpose.
 
-    ``keep_sources`` makes the allowed CIDR blocks hold where the cloud does not see to it: a node
-    passes on only to its own pods, so that they see where a connection comes from, and a
-    NetworkPolicy lets only those blocks and the machine network in.
+    ``keep_sources`` enforces the allowed CIDR blocks where the cloud does not: a node passes
+    connections only to its own pods, so that these see the source address, and a NetworkPolicy
+    admits only those blocks and the machine network.
     """
     found = (
         *api_objects(cluster),
@@ -148,11 +147,11 @@ def _keeping(cluster: HostedCluster, made: PlannedObject) -> PlannedObject:
 
 
 def _router_services(cluster: HostedCluster) -> Iterator[PlannedObject]:
-    """Where the control plane's own router listens; no service has it alone."""
+    """The Services of the control plane's own router, which several services share."""
     if not uses_router(cluster):
         return
     if behind_shared_ingress(cluster):
-        # Swift brings the guest's own network to the router's pods.
+        # Swift connects the guest's own network to the router's pods.
         made = service(cluster, PRIVATE_ROUTER, _router_template(CLUSTER_IP))
         yield PlannedObject(manifest=made, purpose="leads the guest's own network to the router")
         return
@@ -185,7 +184,7 @@ def _router_template(type_: str) -> ServiceTemplate:
 
 
 def purposes(cluster: HostedCluster, *, keep_sources: bool = False) -> dict[str, str]:
-    """What every object is for, by ``Kind/name``."""
+    """The purpose of each object, by ``Kind/name``."""
     return {each.key: each.purpose for each in objects(cluster, keep_sources=keep_sources)}
 
 
@@ -199,9 +198,9 @@ _OPERATOR = (namespace("kubernetes.io/metadata.name", "hypershift"),)
 
 
 def limited(cluster: HostedCluster, made: PlannedObject) -> bool:
-    """Whether the allowed CIDR blocks hold for a Service by a policy, and only by that.
+    """Whether only a policy enforces the allowed CIDR blocks for a Service.
 
-    Not where private clients come to the same pods: they have the load balancer's address.
+    Not if private clients reach the same pods: they have the load balancer's address.
     """
     if not cluster.allowed_cidrs or made.service is None or made.manifest["kind"] != "Service":
         return False
@@ -216,7 +215,7 @@ def limited(cluster: HostedCluster, made: PlannedObject) -> bool:
 def network_policies(
     cluster: HostedCluster, made: Iterable[PlannedObject], *, keep_sources: bool = False
 ) -> tuple[PlannedObject, ...]:
-    """The policies for a control plane that gets these Services and Routes."""
+    """The policies for a control plane with these Services and Routes."""
     found = tuple(made)
     policies = [*_always(cluster)]
     for each in (
@@ -243,18 +242,18 @@ def _metrics(cluster: HostedCluster, made: Sequence[PlannedObject]) -> Iterator[
     peers = _route_peers(cluster, routes)
     if peers:
         policy = _policy(cluster, METRICS_PROXY, {"app": METRICS_PROXY}, [METRICS_PORT], peers)
-        yield PlannedObject(manifest=policy, purpose="lets the ingress in to the metrics")
+        yield PlannedObject(manifest=policy, purpose="lets the ingress reach the metrics")
 
 
 def _always(cluster: HostedCluster) -> Iterator[PlannedObject]:
     inside = _NOT_MACHINES if cluster.platform is Platform.KUBEVIRT else {}
     yield PlannedObject(
         manifest=_policy(cluster, "same-namespace", {}, [], [{"podSelector": inside}]),
-        purpose="lets the control plane's pods reach each other, and nobody else reach them",
+        purpose="lets the control plane's pods reach each other, and keeps all others out",
     )
     yield PlannedObject(
         manifest=_policy(cluster, "monitoring", {}, [], _MONITORING),
-        purpose="lets the management cluster's monitoring in",
+        purpose="lets the management cluster's monitoring reach pods",
     )
     ports, pods = (
         _ports(cluster, ControlPlaneService.API_SERVER),
@@ -262,7 +261,7 @@ def _always(cluster: HostedCluster) -> Iterator[PlannedObject]:
     )
     yield PlannedObject(
         manifest=_policy(cluster, "operator", pods, ports, _OPERATOR),
-        purpose="lets the operator look after kube-apiserver",
+        purpose="lets the operator reach kube-apiserver",
     )
 
 
@@ -288,11 +287,11 @@ def _published(
     peers = _route_peers(cluster, routes)
     if peers:
         policy = _policy(cluster, name, pods, ports, peers)
-        yield PlannedObject(manifest=policy, purpose=f"lets the ingress in to {service.value}")
+        yield PlannedObject(manifest=policy, purpose=f"lets the ingress reach {service.value}")
 
 
 def _route_peers(cluster: HostedCluster, routes: Sequence[Manifest]) -> Sequence[Peer]:
-    """Who brings connections for these Routes; the control plane's own router is no stranger."""
+    """The ingress for these Routes; the control plane's own router needs no rule."""
     outside = [each for each in routes if not is_internal(each)]
     if not outside:
         return ()
@@ -303,7 +302,7 @@ def _route_peers(cluster: HostedCluster, routes: Sequence[Manifest]) -> Sequence
 
 
 def _machines(cluster: HostedCluster, made: Sequence[PlannedObject]) -> Iterator[PlannedObject]:
-    """Guest nodes are pods of this namespace: they get to what nodes need, not to etcd."""
+    """Guest nodes are pods of this namespace: they reach what nodes need, but not etcd."""
     published = dict.fromkeys(each.service for each in made if each.service is not None)
     for each in published:
         name = f"guest-nodes-{each.value.lower()}"
@@ -315,7 +314,7 @@ def _machines(cluster: HostedCluster, made: Sequence[PlannedObject]) -> Iterator
         )
     yield PlannedObject(
         manifest=_policy(cluster, "guest-nodes", VIRTUAL_MACHINES["matchLabels"], [], None),
-        purpose="leaves guest nodes, which are pods here, as open as other machines",
+        purpose="leaves guest nodes, which are pods here, as reachable as other machines",
     )
 
 
@@ -337,7 +336,7 @@ def _pods(cluster: HostedCluster, service: ControlPlaneService) -> Mapping[str, 
 
 
 def _ports(cluster: HostedCluster, service: ControlPlaneService) -> list[int]:
-    """Where the pods listen, which is what a policy speaks of."""
+    """The ports of the pods, which policies refer to."""
     match service:
         case ControlPlaneService.API_SERVER:
             own = cluster.api_port if cluster.api_port != 443 else PORT
@@ -359,7 +358,7 @@ def _policy(
     ports: Sequence[int],
     peers: Sequence[Peer] | None,
 ) -> Manifest:
-    """Let peers, or everybody, in to these pods; on these ports, or on all."""
+    """Let peers, or everybody, reach these pods; on these ports, or on all."""
     rule: dict[str, Any] = {}
     if peers is not None:
         rule["from"] = [dict(each) for each in peers]

@@ -1,11 +1,11 @@
-"""NetworkPolicies for what leaves the control plane's namespace.
+"""NetworkPolicies for egress from the control plane's namespace.
 
-HyperShift's own three: pods keep away from the management cluster's API server unless a label says
-that they need it (on AWS), the router reaches what it leads to, and guest nodes that are pods get
-out into the world and to what nodes need. What is in the way is not in the document: where the
-management cluster's API server is, and its pods and Services. Where nobody says it, there are none.
+HyperShift's three: pods may not reach the management cluster's API server unless they have a label
+(on AWS), the router reaches only its backends, and guest nodes that are pods reach the internet and
+what nodes need. The document does not contain the addresses to exclude: those of the management
+cluster's API server, pods and Services. If they are not given, there are no such policies.
 
-Unlike HyperShift's these let IPv6 out where the management cluster's own IPv6 ranges are known.
+Unlike HyperShift's, these policies allow IPv6 if the management cluster's IPv6 ranges are known.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _DNS: Final = (
 
 
 def egress_policies(cluster: HostedCluster) -> Iterator[PlannedObject]:
-    """The policies for a management cluster that is known; nothing otherwise."""
+    """The policies, if the management cluster's addresses are known."""
     if not (cluster.management.api or cluster.management.ranges):
         return
     if cluster.platform is Platform.AWS:
@@ -73,7 +73,7 @@ def egress_policies(cluster: HostedCluster) -> Iterator[PlannedObject]:
             "router-egress",
             {"matchLabels": ROUTER_PODS},
             [_to(_pods(cluster)), _to(*_outside(cluster)), *_dns()],
-            "keeps the router to what it leads to, and to the world outside",
+            "limits the router to its backends and the internet",
         )
     if cluster.platform is Platform.KUBEVIRT:
         yield _policy(
@@ -87,19 +87,19 @@ def egress_policies(cluster: HostedCluster) -> Iterator[PlannedObject]:
                 _to(*INGRESS),
                 *_dns(),
             ],
-            "keeps guest nodes, which are pods here, to the world outside and what nodes need",
+            "limits guest nodes, which are pods here, to the internet and what nodes need",
         )
 
 
 def _pods(cluster: HostedCluster) -> Peer:
-    """What is published, by the pods that do it."""
+    """The published services, as selectors of their pods."""
     apps = [API_SERVER, OAUTH, ignition_name(cluster), METRICS_PROXY]
     found = {"key": "app", "operator": "In", "values": apps}
     return {"podSelector": {"matchExpressions": [found]}}
 
 
 def _outside(cluster: HostedCluster) -> Iterator[Peer]:
-    """Everywhere but the management cluster's own."""
+    """All addresses except the management cluster's."""
     known = [str(ip_network(each)) for each in cluster.management.api]
     known += cluster.management.ranges
     for version, everywhere in _EVERYWHERE.items():
@@ -112,7 +112,7 @@ def _outside(cluster: HostedCluster) -> Iterator[Peer]:
 
 
 def _node_addresses(cluster: HostedCluster) -> Iterator[Peer]:
-    """Where node ports are: they may be in a range that is not the world outside."""
+    """The addresses of node ports, which may be in an excluded range."""
     addresses = (
         each.node_address
         for each in cluster.services

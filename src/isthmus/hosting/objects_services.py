@@ -51,7 +51,7 @@ IGNITION = "ignition-server-proxy"
 IGNITION_IBM = "ignition-server"
 IGNITION_ROUTE = "ignition-server"
 ROUTE_PORT = 443
-#: OVN's southbound database, of the days when the control plane had it.
+#: OVN's southbound database, which the control plane had in v1alpha1.
 OVN = "ovnkube-master-external"
 OVN_PODS = "ovnkube-master"
 OVN_PORT = 9642
@@ -66,12 +66,12 @@ PORT = 6443
 IBM_PORT = 2040
 #: 6443 there belongs to the management cluster's own kube-apiserver.
 AZURE_BALANCER_PORT = 7443
-#: An IPv6 address as well, where the management cluster has any.
+#: An IPv6 address as well, if the management cluster supports it.
 DUAL_STACK = {"ipFamilyPolicy": "PreferDualStack"}
 
 
 def other_objects(cluster: HostedCluster) -> tuple[PlannedObject, ...]:
-    """Services, each before its Routes; nothing for what is not published."""
+    """Services, each followed by its Routes, for what is published."""
     makers = {
         ControlPlaneService.KONNECTIVITY: _tunnel,
         ControlPlaneService.OAUTH_SERVER: _oauth,
@@ -102,7 +102,7 @@ def _tunnel(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedO
         target=TUNNEL_PORT,
         selector=PODS,
         labels={"app": TUNNEL},
-        # An agent makes a server ready, so it has to reach one that is not.
+        # A server becomes ready by its first agent, so agents must reach one that is not ready.
         more={"publishNotReadyAddresses": True},
     )
     template = replace(template, **published_as(publishing))
@@ -116,7 +116,7 @@ def _tunnel(cluster: HostedCluster, publishing: Publishing) -> Iterator[PlannedO
         manifest=made, purpose="leads agents to konnectivity-server", service=publishing.service
     )
     if publishing.strategy is Strategy.ROUTE:
-        # An agent stays for days: new ones go where fewest are only if each has its turn.
+        # Agents stay connected for days: roundrobin spreads new ones over all servers.
         yield _one_route(cluster, publishing, TUNNEL, TUNNEL, {BALANCE_ANNOTATION: "roundrobin"})
 
 
@@ -199,7 +199,7 @@ def _one_route(
     to: str,
     annotations: Mapping[str, str],
 ) -> PlannedObject:
-    """The Route of what only nodes use: theirs alone as soon as they have a way of their own."""
+    """The Route of a service for nodes: private once their network has its own endpoint."""
     host, labels = publishing.hostname, _public_labels(cluster)
     private = sides(cluster, publishing.service).private
     if private:
@@ -212,7 +212,7 @@ def _one_route(
 
 
 def api_objects(cluster: HostedCluster) -> tuple[PlannedObject, ...]:
-    """Services first; nothing where kube-apiserver is not published."""
+    """Services first; nothing if kube-apiserver is not published."""
     publishing = cluster.publishing(ControlPlaneService.API_SERVER)
     if publishing is None:
         return ()
@@ -231,7 +231,7 @@ def api_objects(cluster: HostedCluster) -> tuple[PlannedObject, ...]:
 
 
 def service_port(cluster: HostedCluster) -> int:
-    """Where the Service listens inside the management cluster."""
+    """The Service's port inside the management cluster."""
     return IBM_PORT if cluster.platform is Platform.IBMCLOUD else PORT
 
 

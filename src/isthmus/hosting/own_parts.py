@@ -1,9 +1,9 @@
-"""Isthmus' own parts of a plan, filled in: files by their names, and what cannot be written yet.
+"""The Isthmus programs of a plan: files by name, and those that cannot be written yet.
 
-The server beside kube-apiserver and the nodes' agents, a node's own way to kube-apiserver, and the
-control plane's own router, in place of HyperShift's haproxy. Flags are those of the programs by
-their attributes, manifests those of ``isthmus manifest``; only what a plan decides is filled in
-here. The Services and Routes that publish a service are made by objects.py.
+The server beside kube-apiserver and the nodes' agents, a node's own address for kube-apiserver, and
+the control plane's own router, which replaces HyperShift's haproxy. Flags are those of the
+programs, manifests those of ``isthmus manifest``; only what a plan decides is filled in here.
+objects.py makes the Services and Routes.
 """
 
 from __future__ import annotations
@@ -74,20 +74,20 @@ from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import Tlv
 
 OBJECTS = "objects.yaml"
-#: The program that gives a node its own address for kube-apiserver, and its configuration.
+#: The program that provides a node's own address for kube-apiserver, and its configuration.
 NODE_PROXY = "apiserver-proxy"
 NODE_PROXY_FILE = f"{NODE_PROXY}.yaml"
 
 Typed = Mapping[str, tuple[str, ...]]
 
-#: Where an agent on a node finds its files, and what they are in the guest cluster.
+#: The files of an agent on a node, and their objects in the guest cluster.
 AGENT_SECRET, CA_CONFIG_MAP = "konnectivity-agent", "konnectivity-ca-bundle"
 _AGENT_FILES: Typed = {
     "ca_cert": ("/etc/konnectivity/ca/ca.crt",),
     "agent_cert": ("/etc/konnectivity/agent/tls.crt",),
     "agent_key": ("/etc/konnectivity/agent/tls.key",),
 }
-# HyperShift's, where they are not Isthmus' defaults.
+# HyperShift's values that are not Isthmus' defaults.
 _AGENT: Typed = {
     "agent_identifiers": ("default-route=true",),
     "health_server_host": ("127.0.0.1",),
@@ -98,9 +98,9 @@ _AGENT: Typed = {
     "sync_interval_cap_s": ("30s",),
 }
 
-#: The authorities of kube-apiserver's certificate, beside the configuration.
+#: The CA file of kube-apiserver's certificate, beside the configuration.
 CA = "/etc/kubernetes/apiserver-proxy-config/ca.crt"
-#: Where a shared ingress listens for nodes, who say in a TLV which cluster they are of.
+#: The port of a shared ingress for nodes, which send the id of their cluster in a TLV.
 SHARED_INGRESS_PORT = 6443
 _IBM_PATH = "/livez?exclude=etcd&exclude=log"
 
@@ -112,17 +112,17 @@ _SERVICE = "Service/"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnParts:
-    """``files`` by name; ``missing`` says, a sentence each, what could not be written and why."""
+    """``files`` by name; ``missing`` has a sentence for each that cannot be written yet."""
 
     files: dict[str, str]
     missing: tuple[str, ...] = ()
 
 
 def own_parts(plan: PublishPlan, choices: PartChoices | None = None) -> OwnParts:
-    """Fill in everything that a plan without errors decides.
+    """Write all files of a plan without errors.
 
     Raises:
-        ConfigError: a choice is wrong; one sentence.
+        ConfigError: a choice is invalid; one sentence.
     """
     choices = choices or PartChoices()
     files = {OBJECTS: to_yaml(plan.objects), **server_files(plan, choices)}
@@ -144,17 +144,17 @@ def own_parts(plan: PublishPlan, choices: PartChoices | None = None) -> OwnParts
 def _why_not(
     plan: PublishPlan, service: ControlPlaneService, endpoint: PlannedEndpoint | None
 ) -> str:
-    """Why nodes cannot be told where a service is; empty when they can."""
+    """Why the address of a service for nodes is unknown; empty if it is known."""
     if endpoint is None:
-        return f"nodes have no way to {service.value}"
+        return f"nodes cannot reach {service.value}"
     if endpoint.target is None:
         return (
-            f"the address of {service.value} is known when {endpoint.by} has it: say it with"
+            f"the address of {service.value} is not known until {endpoint.by} has it; then set"
             f" --address {endpoint.name}=HOST{'' if endpoint.port else ':PORT'}"
         )
     told_by_id = service is ControlPlaneService.API_SERVER and endpoint.through == SHARED_INGRESS
     if told_by_id and not plan.cluster.cluster_id:
-        return "a shared ingress tells clusters apart by spec.clusterID, which is not given"
+        return "a shared ingress identifies clusters by spec.clusterID, which is not set"
     return ""
 
 
@@ -163,7 +163,7 @@ def _agents(plan: PublishPlan, choices: PartChoices, endpoint: PlannedEndpoint) 
 
 
 def names_document(plan: PublishPlan) -> dict[str, Any]:
-    """Names of certificates, and what is reached without a proxy."""
+    """Names of certificates, and hosts that are reached without a proxy."""
     return {
         "certificates": [
             {
@@ -186,7 +186,7 @@ def names_document(plan: PublishPlan) -> dict[str, Any]:
 def command_lines(
     plan: PublishPlan, choices: PartChoices | None = None
 ) -> dict[str, tuple[str, ...]]:
-    """The words that start a server and an agent; no agent where it could not find its server."""
+    """The command lines of a server and an agent; no agent if it could not find its server."""
     found = {"server": server_command(choices or PartChoices())}
     endpoint = way(plan, ControlPlaneService.KONNECTIVITY, Viewpoint.GUEST_VPC)
     if endpoint is not None and endpoint.target is not None:
@@ -196,9 +196,9 @@ def command_lines(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartChoices:
-    """What a document does not say: the image of Isthmus, and how many kube-apiservers there are.
+    """Choices outside the document: the image of Isthmus, and the number of kube-apiservers.
 
-    HyperShift runs three where the control plane is highly available, which is its default.
+    HyperShift runs three in a highly available control plane, which is its default.
     """
 
     image: str = f"isthmus:{__version__}"
@@ -206,12 +206,12 @@ class PartChoices:
 
 
 def server_flags(choices: PartChoices) -> Typed:
-    """The flags of each server, by attribute; how it is published changes nothing at it."""
+    """The flags of each server, by attribute; they do not depend on how it is published."""
     return with_defaults({"server_count": (str(choices.replicas),)})
 
 
 def agent_flags(endpoint: PlannedEndpoint) -> Typed:
-    """The flags of an agent that comes to this endpoint, which must have an address."""
+    """The flags of an agent of this endpoint, which must have an address."""
     found = {
         "proxy_server_host": (endpoint.address,),
         "proxy_server_port": (str(endpoint.port),),
@@ -236,10 +236,10 @@ def agent_command(endpoint: PlannedEndpoint) -> tuple[str, ...]:
 
 
 def server_files(plan: PublishPlan, choices: PartChoices) -> dict[str, str]:
-    """The patch of kube-apiserver's Deployment, and what the control plane's namespace gets.
+    """The patch of kube-apiserver's Deployment, and the objects beside it.
 
     Raises:
-        ConfigError: a choice is wrong; one sentence.
+        ConfigError: a choice is invalid; one sentence.
     """
     return {
         "konnectivity-server.patch.yaml": _server(plan, choices, PATCH),
@@ -253,7 +253,7 @@ def egress_selector(plan: PublishPlan, choices: PartChoices) -> str:
 
 
 def _local(text: str) -> str:
-    """The Service for kube-apiserver and the sidecars; that for agents is one of the plan's."""
+    """The Service for kube-apiserver and the sidecars; the one for agents is in the plan."""
     return text.split("---\n", 1)[0]
 
 
@@ -281,7 +281,7 @@ def agent_daemon_set(plan: PublishPlan, choices: PartChoices, endpoint: PlannedE
         image=choices.image,
         secret=AGENT_SECRET,
         ca_config_map=CA_CONFIG_MAP,
-        dns_policy="Default",  # the cluster's own DNS may need the tunnel first
+        dns_policy="Default",  # the cluster's own DNS may depend on the tunnel
         https_proxy=cluster.proxy_for_https,
         no_proxy=no_proxy(cluster) if cluster.proxy_for_https else (),
     )
@@ -292,7 +292,7 @@ def agent_daemon_set(plan: PublishPlan, choices: PartChoices, endpoint: PlannedE
 
 
 def proxy_plan(plan: PublishPlan, endpoint: PlannedEndpoint, *, ca: str = CA) -> ProxyPlan:
-    """What the proxy of each node does; the endpoint must have an address."""
+    """The plan of each node's proxy; the endpoint must have an address."""
     cluster = plan.cluster
     shared = endpoint.through == SHARED_INGRESS
     port = SHARED_INGRESS_PORT if shared else endpoint.port
@@ -308,9 +308,9 @@ def proxy_plan(plan: PublishPlan, endpoint: PlannedEndpoint, *, ca: str = CA) ->
 
 
 def _through(cluster: HostedCluster, endpoint: PlannedEndpoint) -> ThroughPlan | None:
-    """The cluster's proxy, for nodes that have no private way to kube-apiserver.
+    """The cluster's proxy, for nodes without a private endpoint of kube-apiserver.
 
-    As HyperShift's: an address that is not the internet's is not a private way.
+    As in HyperShift, an address outside the internet does not count as private.
     """
     private = is_private(cluster) and Viewpoint.INTERNET not in endpoint.visible_from
     if not cluster.proxy_for_https or private:
@@ -323,7 +323,7 @@ def _through(cluster: HostedCluster, endpoint: PlannedEndpoint) -> ThroughPlan |
 
 
 def lab_proxy(plan: PublishPlan, endpoint: PlannedEndpoint, *, ca: str) -> str:
-    """The same in a lab, which looks more often, and goes by no other proxy."""
+    """The same in a lab, which checks more often and uses no other proxy."""
     found = proxy_plan(plan, endpoint, ca=ca)
     check = replace(found.check, interval_s=0.5, bounds=Bounds(fall=3, rise=1))
     return write(replace(found, check=check, through=None))
@@ -350,7 +350,7 @@ def node_files(
 
 
 def router_routes(plan: PublishPlan) -> SharedAddress | None:
-    """The names of all addresses that the router has; None where there is no router."""
+    """The names at all addresses of the router; None if there is no router."""
     shared = (with_metrics(plan, each) for each in shared_addresses(plan))
     found = [each for each in shared if each.through.startswith(_SERVICE)]
     if not found:
@@ -367,7 +367,7 @@ def router_routes(plan: PublishPlan) -> SharedAddress | None:
 
 
 def router_files(plan: PublishPlan, choices: PartChoices) -> dict[str, str]:
-    """The router's ConfigMap and Deployment; nothing where there is no router."""
+    """The router's ConfigMap and Deployment; nothing if there is no router."""
     shared = router_routes(plan)
     if shared is None:
         return {}

@@ -1,6 +1,6 @@
-"""Names of a plan: of certificates, of what needs no proxy, and routes of SNI routers.
+"""Names of a plan: in certificates, in NO_PROXY, and in routes of SNI routers.
 
-A router is at every address of a plan that is shared by names.
+There is a router at every address that several names share.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from isthmus.programs.sni_router.settings_routes import API_VERSION, KIND
 from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort, is_address
 
-#: The endpoint of the ``kubernetes`` service where a document says none.
+#: The endpoint of the ``kubernetes`` Service if a document sets none.
 ADVERTISED_V6 = "fd00::1"
 _EVERYTHING = frozenset({"0.0.0.0/0", "::/0"})
 _METADATA = "169.254.169.254"
 _ETCD_HOST = "etcd-client"
 _AZURE_HOST = "168.63.129.16"
-# us-east-1 is older than the names of regions.
+# us-east-1 is older than region names.
 _FIRST_REGION = "us-east-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateNames:
-    """A serving certificate: who shows it, and the subject alternative names that it needs."""
+    """A serving certificate: its owner, and the subject alternative names it needs."""
 
     name: str
     shown_by: str
@@ -58,12 +58,12 @@ def advertise_address(cluster: HostedCluster) -> str:
 
 
 def service_addresses(cluster: HostedCluster) -> tuple[str, ...]:
-    """The address of the ``kubernetes`` service in each service network: the first."""
+    """The address of the ``kubernetes`` Service in each service network: the first one."""
     return tuple(str(ip_network(cidr, strict=False)[1]) for cidr in cluster.service_cidrs)
 
 
 def certificates(plan: PublishPlan) -> tuple[CertificateNames, ...]:
-    """The certificates of everything that is published, as far as names are known."""
+    """The certificates of all published services, with the known names."""
     cluster, published = plan.cluster, {each.service for each in plan.endpoints}
     found = [
         _certificate(
@@ -111,7 +111,7 @@ def certificates(plan: PublishPlan) -> tuple[CertificateNames, ...]:
         ),
     ]
     if cluster.api_dns_name:
-        # kube-apiserver shows one that the document names, to those who ask for this name.
+        # kube-apiserver presents a named certificate of the document for this name.
         found.append(
             CertificateNames(
                 name=API_DNS_NAME,
@@ -155,10 +155,10 @@ def _in_namespace(cluster: HostedCluster, name: str) -> list[str]:
 
 
 def no_proxy(cluster: HostedCluster) -> tuple[str, ...]:
-    """What nodes, and sidecars on their behalf, reach without the cluster's proxy, sorted.
+    """Hosts that nodes, and sidecars for them, reach without the cluster's proxy, sorted.
 
-    HyperShift's list, and what the document adds to it. Azure's own host is on it in every cloud of
-    Azure's: HyperShift leaves it out of the public one, and no proxy leads there.
+    HyperShift's list plus the document's entries. Azure's own host is included in all Azure clouds:
+    HyperShift omits it in the public one, but no proxy leads there.
     """
     found = {"127.0.0.1", "localhost", ".svc", ".cluster.local", ".hypershift.local"}
     found |= set(cluster.machine_cidrs) - _EVERYTHING
@@ -174,7 +174,7 @@ def no_proxy(cluster: HostedCluster) -> tuple[str, ...]:
 
 
 def components_no_proxy(cluster: HostedCluster) -> dict[str, tuple[str, ...]]:
-    """What each component of the control plane reaches without the sidecar beside it, sorted."""
+    """Hosts that each control plane component reaches without its sidecar, sorted."""
     return {
         name: tuple(
             sorted(
@@ -191,7 +191,7 @@ def components_no_proxy(cluster: HostedCluster) -> dict[str, tuple[str, ...]]:
     }
 
 
-#: The program that goes by names.
+#: The program that routes by name.
 ROUTER_PROGRAM = "sni-router"
 _SERVICE = "Service/"
 _NOT_IN_A_NAME = re.compile(r"[^a-z0-9]+")
@@ -206,24 +206,24 @@ _ROUTE_NAMES: Mapping[ControlPlaneService, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedRoute:
-    """Where connections for some names of one service go; None: the metrics of them all."""
+    """A route for some names of one service; None is the metrics of all services."""
 
     service: ControlPlaneService | None
-    #: What logs and metrics call it.
+    #: Its name in logs and metrics.
     name: str
     backend: HostPort
     hosts: tuple[str, ...] = ()
-    #: The id of the cluster, for connections whose names say nothing.
+    #: The id of the cluster, for connections whose names do not identify it.
     tlv: str = ""
     allowed_cidrs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedAddress:
-    """An address that is shared by names.
+    """An address that several names share.
 
-    ``through`` is who has it. ``default`` names the route of clients that send no name, or one
-    that only pods know: kube-apiserver's, where nobody else can be meant.
+    ``through`` is the object with the address. ``default`` names the route of clients that send no
+    name, or one that only pods know: kube-apiserver's, if no other can be meant.
     """
 
     through: str
@@ -238,9 +238,9 @@ class SharedAddress:
 
 
 def shared_addresses(plan: PublishPlan) -> tuple[SharedAddress, ...]:
-    """Every address that names share, in the order of the endpoints.
+    """All addresses that several names share, in the order of the endpoints.
 
-    Names that nobody knows yet are left out.
+    Unknown names are left out.
     """
     grouped: dict[str, dict[ControlPlaneService, list[PlannedEndpoint]]] = {}
     for each in plan.endpoints:
@@ -264,8 +264,8 @@ def _shared(
         )
         for service, endpoints in found.items()
     ]
-    # Pods ask for kubernetes.default.svc, or for an address: through the node's proxy, that is
-    # what a router sees. One of many clusters has to be told in another way.
+    # Pods ask for kubernetes.default.svc or for an address, and a router behind the node's proxy
+    # sees just that. With several clusters the name does not identify one.
     api = next((it for it in routes if it.service is ControlPlaneService.API_SERVER), None)
     if api and through == SHARED_INGRESS and plan.cluster.cluster_id:
         of_pods = replace(api, name=f"{api.name}.pods", hosts=(), tlv=plan.cluster.cluster_id)
@@ -275,21 +275,21 @@ def _shared(
 
 
 def _route_name(plan: PublishPlan, through: str, name: str) -> str:
-    """A name of its own in the one table of a router of many clusters."""
+    """A unique name in the common table of a router of several clusters."""
     return name if through.startswith(_SERVICE) else f"{plan.cluster.control_plane}.{name}"
 
 
 def _allowed(plan: PublishPlan, through: str) -> tuple[str, ...]:
-    """The CIDR blocks that the router itself has to see to: a shared ingress, for all names.
+    """The CIDR blocks that the router must enforce: at a shared ingress, for all names.
 
-    Where a Service of the plan's is in front, its load balancer does, and the router may see other
-    sources than that.
+    If a Service of the plan is in front, its load balancer enforces them, and the router may see
+    other sources.
     """
     return plan.cluster.allowed_cidrs if through == SHARED_INGRESS else ()
 
 
 def with_metrics(plan: PublishPlan, shared: SharedAddress) -> SharedAddress:
-    """The address with the name of the control plane's metrics, if that is shared there too."""
+    """The address with the name of the control plane's metrics, if the name shares it."""
     for each in plan.objects:
         host = each["spec"].get("host", "") if key(each) == f"Route/{METRICS_PROXY}" else ""
         if host and through_of(plan.cluster, each) == shared.through:
@@ -306,7 +306,7 @@ def with_metrics(plan: PublishPlan, shared: SharedAddress) -> SharedAddress:
 
 
 def backend(plan: PublishPlan, service: ControlPlaneService) -> HostPort:
-    """Where a service is in the management cluster: its Service, by the whole name."""
+    """The address of a service in the management cluster: the full name of its Service."""
     for each in plan.endpoints:
         if each.service is service and each.strategy is Strategy.NONE and each.target:
             return HostPort(f"{each.address}.cluster.local", each.port)
@@ -316,7 +316,7 @@ def backend(plan: PublishPlan, service: ControlPlaneService) -> HostPort:
 def routes_document(
     shared: SharedAddress, backends: Mapping[ControlPlaneService, HostPort] | None = None
 ) -> str:
-    """The configuration of the router; ``backends`` stand in for those of the plan."""
+    """The configuration of the router; ``backends`` replace those of the plan."""
     found: dict[ControlPlaneService | None, HostPort] = dict((backends or {}).items())
     document: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND}
     document["routes"] = [

@@ -1,6 +1,6 @@
-"""What is to be drawn of a plan, as values: who stands where, and the endpoints they reach.
+"""The contents of a plan's picture, as values: viewpoints, and the endpoints they reach.
 
-How it looks is up to picture_svg.py; nothing here knows a coordinate.
+picture_svg.py does the layout; there are no coordinates here.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ MAX_ERRORS = 6
 
 
 class CidrHold(Enum):
-    """Whether the allowed CIDR blocks hold at a group."""
+    """Whether the allowed CIDR blocks apply to a group."""
 
     NOT_ASKED = ""
     HELD = "allowed CIDR blocks only"
-    OPEN = "allowed CIDR blocks do not hold"
+    OPEN = "allowed CIDR blocks do not apply"
 
 
 class NoteSign(Enum):
@@ -45,7 +45,7 @@ class NoteSign(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standpoint:
-    """A place where somebody may stand, and who that is."""
+    """A viewpoint, and who is there."""
 
     viewpoint: Viewpoint
     name: str
@@ -56,7 +56,7 @@ class Standpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointText:
-    """One endpoint as it is written down."""
+    """The texts of one endpoint."""
 
     service: str
     strategy: str
@@ -65,13 +65,13 @@ class EndpointText:
 
     @property
     def heading(self) -> tuple[str, str]:
-        """What it is of, and how that is published."""
+        """The service and its strategy."""
         return self.service, self.strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointGroup:
-    """Endpoints that the same people reach in the same way; ``through`` is what they share."""
+    """Endpoints with the same clients and the same way; ``through`` is what they share."""
 
     endpoints: tuple[EndpointText, ...]
     seen: frozenset[Viewpoint]
@@ -80,7 +80,7 @@ class EndpointGroup:
 
     @property
     def farthest(self) -> Viewpoint:
-        """The place farthest out from which it is reached."""
+        """The outermost viewpoint that reaches it."""
         return min(self.seen, key=tuple(Viewpoint).index, default=Viewpoint.SAME_CLUSTER)
 
     @property
@@ -90,7 +90,7 @@ class EndpointGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanPicture:
-    """A whole plan. Gates that more people reach come first."""
+    """A whole plan. Gates that more viewpoints reach come first."""
 
     name: str
     title: str
@@ -120,7 +120,7 @@ def _title(cluster: HostedCluster) -> str:
 
 
 def _groups(plan: PublishPlan) -> Iterator[EndpointGroup]:
-    """Put those together that share an address, or that are not published to the same people."""
+    """Group endpoints that share an address, or that are unpublished for the same viewpoints."""
     found: dict[tuple[object, ...], list[PlannedEndpoint]] = {}
     for number, each in enumerate(plan.endpoints):
         alone = not each.through and each.strategy is not Strategy.NONE
@@ -137,7 +137,7 @@ def _groups(plan: PublishPlan) -> Iterator[EndpointGroup]:
 
 def _item(endpoint: PlannedEndpoint) -> EndpointText:
     inside = endpoint.strategy is Strategy.NONE
-    name = endpoint.by.partition("/")[2]  # in its own namespace it is known by that
+    name = endpoint.by.partition("/")[2]  # its name within its own namespace
     return EndpointText(
         service=endpoint.service.value,
         strategy="" if inside else endpoint.strategy.value,

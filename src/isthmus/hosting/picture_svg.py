@@ -1,9 +1,8 @@
-"""Draws a plan as SVG: who reaches which endpoint, narrow enough for a telephone to show it whole.
+"""Draws a plan as SVG: who reaches which endpoint, narrow enough to fit on a phone.
 
-The viewpoints are steps down from the left, each with a rail that runs down to what is reached from
-there. Endpoints are cards below each other at the right; a card has one line across, with a dot on
-every rail from which it is reached. Where the allowed CIDR blocks hold there is a wall with a gap
-on the way in.
+Viewpoints are steps from the upper left, each with a rail that runs down to the endpoints it
+reaches. Endpoints are cards in a column on the right; each card has one horizontal line, with a dot
+on every rail from which it is reached. A wall with a gap marks allowed CIDR blocks.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from isthmus.hosting.picture import (
 WIDTH = 420.0
 MARGIN = 12.0
 RIGHT = WIDTH - MARGIN
-#: From the left edge of a viewpoint to its rail; the next one begins behind the rail.
+#: From the left edge of a viewpoint to its rail; the next viewpoint begins after the rail.
 INTO, STEP = 14.0, 23.0
 GAP, EDGE, PAD = 10.0, 8.0, 10.0
 CARD_X, CARD_RIGHT = 114.0, RIGHT - 2 * EDGE
 _WALL, _HOLE, _PIECE = 12.0, 6.0, 16.0
 _NOTE_ROW = 17.0
 
-# The cards lie in these, the second one in the first.
+# The frames around the cards, the second one inside the first.
 _WITHIN: Mapping[Viewpoint, int] = {Viewpoint.MANAGEMENT: 0, Viewpoint.SAME_CLUSTER: 1}
 _DEPTH: Mapping[Viewpoint, int] = {viewpoint: depth for depth, viewpoint in enumerate(Viewpoint)}
 
-#: The class of everything that has to do with a viewpoint.
+#: The CSS class of everything that belongs to a viewpoint.
 KIND: Mapping[Viewpoint, str] = {
     Viewpoint.INTERNET: "net",
     Viewpoint.GUEST_VPC: "guest",
     Viewpoint.MANAGEMENT: "host",
     Viewpoint.SAME_CLUSTER: "own",
 }
-# By day and by night: each is told from the others, on both grounds, by eyes that see few colours.
+# For light and dark mode: distinguishable on both backgrounds, also with colour blindness.
 _COLORS = {
     "net": ("#d9480f", "#ff922b"),
     "guest": ("#1971c2", "#4dabf7"),
@@ -70,7 +69,7 @@ _LOOKS: tuple[StyleRule, ...] = (
 
 
 def svg(plan: PublishPlan) -> str:
-    """Draw the endpoint visibility of a plan; of one with errors, the errors."""
+    """Draw the endpoint visibility of a plan, or its errors."""
     drawn = picture(plan)
     placed = _placed(drawn)
     notes, height = _notes(drawn, placed.bottom + 8)
@@ -98,11 +97,11 @@ def _group_about(each: EndpointGroup) -> str:
     return f"{what}{by}: seen from {places}{hold}"
 
 
-# Where everything is.
+# Layout.
 
 
 def rail_x(viewpoint: Viewpoint) -> float:
-    """Where the rail of a viewpoint runs."""
+    """The x coordinate of a viewpoint's rail."""
     return _left_of(viewpoint) + INTO
 
 
@@ -112,7 +111,7 @@ def _left_of(viewpoint: Viewpoint) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
-    """A viewpoint: its frame, and where its rail begins."""
+    """A viewpoint: its frame, and the start of its rail."""
 
     standpoint: Standpoint
     box: Box
@@ -122,7 +121,7 @@ class _Head:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GroupCard:
-    """Endpoints: their frame, where one comes in, and the thin lines between them."""
+    """Endpoints: their frame, the entry point, and the lines between them."""
 
     group: EndpointGroup
     box: Box
@@ -179,7 +178,7 @@ def _head(standpoint: Standpoint, y: float) -> _Head:
 
 
 def _grown(head: _Head, bottom: float) -> _Head:
-    """The frame of a viewpoint around what lies in it."""
+    """The frame of a viewpoint around its contents."""
     inner = _WITHIN.get(head.standpoint.viewpoint)
     if inner is None:
         return head
@@ -215,7 +214,7 @@ def _hold(writer: CardWriter, hold: CidrHold) -> None:
 
 
 def _endpoint(writer: CardWriter, endpoint: EndpointText, *, same: bool) -> None:
-    """Write an endpoint; ``same``: below another one of its service."""
+    """Write an endpoint; ``same``: it follows another one of its service."""
     if not endpoint.strategy:
         writer.row(endpoint.service, "strong")
         writer.row(endpoint.address, "mono")
@@ -238,7 +237,7 @@ def _errors(errors: tuple[str, ...], y: float) -> tuple[Box, list[Label]]:
     return Box(CARD_X, y, CARD_RIGHT - CARD_X, writer.bottom - y), writer.labels
 
 
-# How it is drawn.
+# Drawing.
 
 
 def _labels(labels: list[Label]) -> Iterator[str]:
@@ -275,7 +274,7 @@ def _drawn(placed: _Placed) -> Iterator[str]:
 
 
 def _rail(head: _Head, placed: _Placed) -> Iterator[str]:
-    """Draw a rail down to the last card that is reached from there."""
+    """Draw a rail down to the last card that it reaches."""
     viewpoint = head.standpoint.viewpoint
     ends = [card.y for card in placed.cards if viewpoint in card.group.seen]
     if ends:
@@ -284,7 +283,7 @@ def _rail(head: _Head, placed: _Placed) -> Iterator[str]:
 
 
 def _way_in(card: _GroupCard) -> Iterator[str]:
-    """Draw the line across, its dots, and the wall that it goes through."""
+    """Draw the horizontal line, its dots, and the wall on it."""
     farthest, y = card.group.farthest, card.y
     kind = KIND[farthest]
     yield path(f"bar {kind}", f"M{num(rail_x(farthest))} {num(y)}H{num(CARD_X - 8)}")
@@ -294,7 +293,7 @@ def _way_in(card: _GroupCard) -> Iterator[str]:
             yield circle("ring", rail_x(viewpoint), y, 6.5)
             yield circle(f"dot {KIND[viewpoint]}", rail_x(viewpoint), y, 4.5)
     if card.group.hold is CidrHold.HELD:
-        # Nobody stands behind the wall: it is right before the card.
+        # No viewpoint is inside the wall: it is right before the card.
         reach = _HOLE + _PIECE
         yield from wall(CARD_X - _WALL, _WALL, (y - reach, y + reach), [(y - _HOLE, y + _HOLE)])
 
@@ -311,7 +310,7 @@ def _card_drawn(card: _GroupCard) -> Iterator[str]:
 
 
 def _notes(drawn: PlanPicture, y: float) -> tuple[list[str], float]:
-    """Draw what the signs mean, and what else is to be said; returns where that ends."""
+    """Draw the legend and the notes; returns the y coordinate of their end."""
     parts: list[str] = []
     x = MARGIN + 30
     for sign, note in drawn.notes:

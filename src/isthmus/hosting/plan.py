@@ -1,7 +1,7 @@
-"""A document becomes a plan: what is wrong with it, or what follows from it.
+"""Makes a plan from a document: its errors, or its consequences.
 
-The rules are HyperShift's own (its CRD's and its controller's), those that its CRD leaves out, and
-things that nobody refuses and that surprise those who get them. What a rule is, is in rules.py.
+The rules are HyperShift's (of its CRD and its controller), those missing from the CRD, and warnings
+about settings that nobody refuses and that have surprising effects. rules.py defines a rule.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from isthmus.hosting.objects import objects
 from isthmus.hosting.rules import PlanRule
 from isthmus.hosting.rules_endpoints import cidr_findings, surprises
 
-#: Every rule of today, in the order of the documents.
+#: All current rules, in the order of the documentation.
 RULES: Final[tuple[PlanRule, ...]] = (
     *rules_services.RULES,
     *rules_names.RULES,
@@ -35,11 +35,11 @@ RULES: Final[tuple[PlanRule, ...]] = (
     *rules_networks.GUEST_RULES,
 )
 
-# What is true of every version, besides the platforms' and the webhook's.
+# Rules of every version, besides those about platforms and the webhook.
 _ALWAYS = ("other-platform", "private-yet-public", "load-balancer-provider")
 _LATER = ("s3-on-aws", "unused-service", "filled-in-service")
 
-#: The rules of each version. Who else missed what they find is known of today's HyperShift alone.
+#: The rules of each version. ``missed_by`` is known only for today's HyperShift.
 RULES_OF: Final[Mapping[str, tuple[PlanRule, ...]]] = {
     V1BETA1.api_version: RULES,
     V1ALPHA1.api_version: (
@@ -59,10 +59,10 @@ RULES_OF: Final[Mapping[str, tuple[PlanRule, ...]]] = {
 
 
 def make_plan(cluster: HostedCluster, *, keep_sources: bool = False) -> PublishPlan:
-    """Check a cluster, and say what publishing it makes and who will see what.
+    """Check a cluster; its objects and endpoints, and who sees them.
 
-    ``keep_sources`` makes the allowed CIDR blocks hold for node ports and load balancers that they
-    would not hold for otherwise; what that asks of the nodes is said in objects.py.
+    ``keep_sources`` enforces the allowed CIDR blocks for node ports and load balancers to which
+    they would not apply otherwise; objects.py says what nodes need for that.
     """
     findings = check(cluster)
     if any(each.weight is Weight.ERROR for each in findings):
@@ -78,14 +78,14 @@ def make_plan(cluster: HostedCluster, *, keep_sources: bool = False) -> PublishP
 
 
 def check(cluster: HostedCluster) -> tuple[PlanFinding, ...]:
-    """Everything that is wrong or surprising, in the order of the document's lines."""
+    """All errors and warnings, in the order of the document's lines."""
     rules = RULES_OF[cluster.model.api_version]
     found = [finding for rule in rules for finding in rule.findings(cluster)]
     return tuple(sorted(found, key=lambda finding: finding.place.line))
 
 
 def table(rules: Iterable[PlanRule] = RULES) -> str:
-    """Rules as a table of Markdown, for the documents."""
+    """Rules as a Markdown table, for the documentation."""
     lines = ["| rule | weight | what holds | missed today by |", "|---|---|---|---|"]
     for rule in rules:
         lines.append(f"| `{rule.name}` | {rule.weight.value} | {rule.means} | {rule.missed_by} |")

@@ -1,4 +1,4 @@
-"""What a rule is, and what rules share: places in the document, words for sentences, networks."""
+"""Rules, and helpers that they share: locations in the document, texts, networks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SECTIONS = {
 
 
 class RuleBreak(NamedTuple):
-    """One place where a rule does not hold."""
+    """One violation of a rule."""
 
     says: str
     do: str
@@ -43,9 +43,9 @@ Find = Callable[[HostedCluster], Iterator[RuleBreak]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRule:
-    """Something that a cluster has to obey, or that is worth saying.
+    """A requirement for a cluster, or a warning.
 
-    ``name`` never changes once published; ``means`` is a sentence for the table of the documents.
+    ``name`` never changes once published; ``means`` is a sentence for the documentation's table.
     """
 
     name: str
@@ -69,7 +69,7 @@ class PlanRule:
 
 
 class RuleList(list[PlanRule]):
-    """Rules in the order in which they are written down; each decorates what finds its breaks."""
+    """Rules in the order of definition; each decorates the function that finds violations."""
 
     def error(self, name: str, means: str, *, missed_by: str = "") -> Callable[[Find], Find]:
         return self._adding(Weight.ERROR, name, means, missed_by)
@@ -92,7 +92,7 @@ class RuleList(list[PlanRule]):
 
 
 def place(cluster: HostedCluster, path: str) -> DocumentPlace:
-    """Where a field is, or would be: the line of the nearest one above it that there is."""
+    """Where a field is, or would be: the line of its nearest existing parent."""
     for listed, single in SINGLE_CIDRS.items():
         if path.startswith(f"{listed}[") and single in cluster.places:
             return cluster.places[single]
@@ -115,7 +115,7 @@ def of_section(cluster: HostedCluster, entry: Publishing, field: str) -> Documen
 
 
 def section(strategy: Strategy) -> str:
-    """The name of the section that goes with a strategy; empty when it has none."""
+    """The name of a strategy's section; empty if it has none."""
     return _SECTIONS.get(strategy, "")
 
 
@@ -124,13 +124,13 @@ def entries(cluster: HostedCluster, *services: ControlPlaneService) -> list[Publ
 
 
 def words(values: Iterable[Strategy | ControlPlaneService]) -> str:
-    """Names for a sentence: A, B or C."""
+    """Names as a list for a sentence: A, B or C."""
     *first, last = [each.value for each in values]
     return f"{', '.join(first)} or {last}" if first else last
 
 
 def networks(cluster: HostedCluster) -> Iterator[tuple[str, str]]:
-    """Every network that the cluster has, with the path of its field."""
+    """All networks of the cluster, with the paths of their fields."""
     kinds = {
         "machine": cluster.machine_cidrs,
         "cluster": cluster.cluster_cidrs,

@@ -1,9 +1,9 @@
-"""Rules about what a plan makes: who comes to an endpoint that nobody expects there, or does not.
+"""Rules about the endpoints of a plan: clients that can unexpectedly reach one, or cannot.
 
 The document has one list of allowed CIDR blocks for the whole cluster, under the API server's
 networking. HyperShift copies it to the public load balancer of kube-apiserver and to that of the
-control plane's own router; a shared ingress has it for every name of the cluster. Nothing else
-knows of it. What is wrong with the document itself is in the other rules_*.py.
+control plane's own router; a shared ingress applies it to every name of the cluster. Nothing else
+uses it. Errors in the document itself are found by the other rules_*.py.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from isthmus.hosting.visibility import (
 FIELD = "spec.networking.apiServer.allowedCIDRBlocks"
 NOT_HERE = "cidrs-not-here"
 
-#: Every finding of this module, by its name.
+#: All findings of this module, by name.
 ENDPOINT_RULES: Mapping[str, str] = {
-    NOT_HERE: "the allowed CIDR blocks do not hold for a published endpoint",
-    "cidrs-nowhere": "they hold for none",
-    "cidrs-for-all-names": "they hold for every Route, not for the API server's alone",
-    "cidrs-for-nodes": "nodes come by an endpoint for which they hold",
-    "cidrs-node-port": "a load balancer's Service has a node port, for which they do not hold",
-    "private-although-public": "an endpoint that users need is for the guest's own network only",
-    "other-port-in-private": "HyperShift and its load balancer are of two minds about a port",
-    "route-name-too-long": "OpenShift cannot make up a name for a Route without a hostname",
+    NOT_HERE: "the allowed CIDR blocks do not apply to a published endpoint",
+    "cidrs-nowhere": "they apply to none",
+    "cidrs-for-all-names": "they apply to every Route, not only to the API server's",
+    "cidrs-for-nodes": "nodes use an endpoint to which they apply",
+    "cidrs-node-port": "a load balancer's Service has a node port, to which they do not apply",
+    "private-although-public": "an endpoint that users need is only for the guest's own network",
+    "other-port-in-private": "HyperShift and its load balancer use different ports",
+    "route-name-too-long": "OpenShift cannot generate a name for a Route without a hostname",
     "api-dns-name-nowhere": "no Route leads kubeAPIServerDNSName to APIServer",
-    "nodes-by-ingress": "pods come to APIServer by an ingress that does not know whom they mean",
+    "nodes-by-ingress": "pods reach APIServer by an ingress that cannot identify their cluster",
 }
 
 _USED_BY_NODES = (
@@ -58,7 +58,7 @@ _USED_BY_NODES = (
     ControlPlaneService.IGNITION,
     ControlPlaneService.OVN_SB_DB,
 )
-#: Where nodes are machines of one's own network, which come with their own addresses.
+#: Platforms whose nodes are machines in the user's network, with their own addresses.
 _ON_PREMISES = frozenset({Platform.AGENT, Platform.NONE})
 
 #: A label of a name in DNS is at most 63 characters long (RFC 1035 §2.3.4).
@@ -70,10 +70,10 @@ Surprise = Callable[[HostedCluster, PlannedEndpoint], Iterator[tuple[Weight, str
 def cidr_findings(
     cluster: HostedCluster, endpoints: Sequence[PlannedEndpoint]
 ) -> tuple[PlanFinding, ...]:
-    """What has to be said of the allowed CIDR blocks; nothing where there are none."""
+    """Findings about the allowed CIDR blocks; none if there are no blocks."""
     if not cluster.allowed_cidrs:
         return ()
-    # What is in a bucket is there to be read by everybody.
+    # The contents of a bucket are meant to be public.
     published = [each for each in endpoints if is_published(each) and each.by != BUCKET]
     held = [each for each in published if each.restricted]
     found = [_not_here(cluster, each) for each in published if not each.restricted]
@@ -90,7 +90,7 @@ def _cidrs_place(cluster: HostedCluster) -> DocumentPlace:
 
 
 def why_not(endpoint: PlannedEndpoint) -> str:
-    """Why the blocks do not hold for an endpoint, as a clause."""
+    """Why the blocks do not apply to an endpoint, as a clause."""
     match endpoint.strategy:
         case Strategy.NODE_PORT:
             return "a node port has no list of sources"
@@ -98,19 +98,19 @@ def why_not(endpoint: PlannedEndpoint) -> str:
             return f"the {endpoint.through} serves it, for other clusters too"
         case Strategy.LOAD_BALANCER if Viewpoint.INTERNET in endpoint.visible_from:
             return f"HyperShift does not copy them to {endpoint.by}"
-    return "they are never copied to what is for the guest's own network"
+    return "they are never copied to endpoints for the guest's own network"
 
 
 def _not_here(cluster: HostedCluster, endpoint: PlannedEndpoint) -> PlanFinding:
     publishing = cluster.publishing(endpoint.service)
     who = "everybody" if Viewpoint.INTERNET in endpoint.visible_from else "the whole guest network"
     if endpoint.strategy is Strategy.NODE_PORT:
-        who = "whoever reaches a node of the management cluster"
+        who = "everyone who reaches a node of the management cluster"
     return PlanFinding(
         rule=NOT_HERE,
         weight=Weight.WARNING,
         says=(
-            f"the allowed CIDR blocks do not hold for {endpoint.service.value} at {endpoint.by}:"
+            f"the allowed CIDR blocks do not apply to {endpoint.service.value} at {endpoint.by}:"
             f" {why_not(endpoint)}; {who} can connect"
         ),
         do=_instead(cluster, endpoint),
@@ -128,14 +128,14 @@ def _instead(cluster: HostedCluster, endpoint: PlannedEndpoint) -> str:
     if endpoint.through == PUBLIC_SHARD:
         return f"restrict it at the {PUBLIC_SHARD}"
     if endpoint.strategy is Strategy.ROUTE and cluster.platform is not Platform.IBMCLOUD:
-        return (
-            "give APIServer a Route with a hostname, so that all Routes go by a router of their own"
-        )
+        return "give APIServer a Route with a hostname, so that all Routes use their own router"
     if endpoint.strategy is Strategy.ROUTE:
-        return f"restrict it at the {INGRESS}: no Route has a router of its own on IBM Cloud"
+        return f"restrict it at the {INGRESS}: on IBM Cloud no Route has its own router"
     if is_private(cluster):  # where sources are not kept: see objects.limited
-        return "put a firewall before it"
-    return "put a firewall before it, or plan with --keep-sources and apply its NetworkPolicies"
+        return "put a firewall in front of it"
+    return (
+        "put a firewall in front of it, or plan with --keep-sources and apply its NetworkPolicies"
+    )
 
 
 def _nowhere(cluster: HostedCluster) -> PlanFinding:
@@ -143,8 +143,8 @@ def _nowhere(cluster: HostedCluster) -> PlanFinding:
     return PlanFinding(
         rule="cidrs-nowhere",
         weight=Weight.WARNING,
-        says="the allowed CIDR blocks hold for no endpoint of this cluster",
-        do=f"leave them out, or publish APIServer by a public LoadBalancer{routed}",
+        says="the allowed CIDR blocks apply to no endpoint of this cluster",
+        do=f"remove them, or publish APIServer by a public LoadBalancer{routed}",
         place=_cidrs_place(cluster),
         missed_by="HyperShift",
     )
@@ -158,15 +158,15 @@ def _all_names(cluster: HostedCluster, held: Iterable[PlannedEndpoint]) -> Itera
         yield PlanFinding(
             rule="cidrs-for-all-names",
             weight=Weight.NOTE,
-            says=f"the allowed CIDR blocks hold for {names} as well: {_which(others[0])}",
-            do="put the addresses of everybody who uses those among them",
+            says=f"the allowed CIDR blocks apply to {names} as well: {_which(others[0])}",
+            do="add the addresses of all users of those",
             place=_cidrs_place(cluster),
         )
 
 
 def _which(endpoint: PlannedEndpoint) -> str:
     if endpoint.through == SHARED_INGRESS:
-        return "the shared ingress has them for every name of the cluster"
+        return "the shared ingress applies them to every name of the cluster"
     return f"{endpoint.through} is the address of every Route"
 
 
@@ -185,12 +185,12 @@ def _nodes(cluster: HostedCluster, endpoints: Sequence[PlannedEndpoint]) -> Iter
             rule="cidrs-for-nodes",
             weight=Weight.WARNING,
             says=(
-                f"nodes come to {', '.join(by_them)} like everybody else, and the allowed CIDR"
-                " blocks hold for them too; from which address they come is not in the document"
+                f"nodes reach {', '.join(by_them)} like everybody else, and the allowed CIDR blocks"
+                " apply to them too; their source address is not in the document"
             ),
             do=(
-                "see that the addresses that nodes have outside, such as their NAT gateway's, are"
-                " among them, and try it in a lab with --nodes-from"
+                "make sure that they contain the external addresses of nodes, such as their NAT"
+                " gateway's, and try it in a lab with --nodes-from"
             ),
             place=_cidrs_place(cluster),
             missed_by="HyperShift",
@@ -198,10 +198,10 @@ def _nodes(cluster: HostedCluster, endpoints: Sequence[PlannedEndpoint]) -> Iter
 
 
 def _lets_machines_in(cluster: HostedCluster, endpoint: PlannedEndpoint) -> bool:
-    """Whether the machine network is let in, where machines are seen by their own addresses."""
+    """Whether the machine network is admitted, if machines keep their own addresses."""
     if not cluster.machine_cidrs:
         return False
-    # A node port is restricted by a policy only, which knows the machine network.
+    # Only a policy restricts a node port, and it admits the machine network.
     if endpoint.strategy is Strategy.NODE_PORT:
         return True
     allowed = cluster.allowed_cidrs
@@ -223,10 +223,10 @@ def _node_ports(cluster: HostedCluster, held: Iterable[PlannedEndpoint]) -> Iter
             rule="cidrs-node-port",
             weight=Weight.NOTE,
             says=(
-                f"{each} also opens a port on every node of the management cluster, for which the"
-                " allowed CIDR blocks do not hold"
+                f"{each} also opens a port on every node of the management cluster, to which the"
+                " allowed CIDR blocks do not apply"
             ),
-            do="see that node ports of the management cluster cannot be reached from outside",
+            do="make sure that node ports of the management cluster cannot be reached from outside",
             place=_cidrs_place(cluster),
         )
 
@@ -260,7 +260,7 @@ def _other_port(
             Weight.NOTE,
             f"the internal load balancer of APIServer listens on {endpoint.port}, and HyperShift"
             f" tells the proxies on nodes to use {PORT} there",
-            f"see that nodes use {endpoint.port}, as the configuration written for them here does",
+            f"make sure that nodes use {endpoint.port}, as the configuration written here does",
         )
 
 
@@ -272,7 +272,7 @@ def _long_name(
     if made_up and len(label) >= _MAX_LABEL_CHARS:
         yield (
             Weight.WARNING,
-            f"{label} is too long for the name that OpenShift makes up for {endpoint.by};"
+            f"{label} is too long for the name that OpenShift generates for {endpoint.by};"
             " HyperShift shortens it, this plan cannot",
             f"give {endpoint.service.value} a hostname",
         )
@@ -281,13 +281,13 @@ def _long_name(
 def _nameless(
     cluster: HostedCluster, endpoint: PlannedEndpoint
 ) -> Iterator[tuple[Weight, str, str]]:
-    """A node's proxy passes on what pods send, and an ingress of many clusters goes by names."""
+    """A node's proxy passes on what pods send, and an ingress of several clusters needs names."""
     if endpoint.service is ControlPlaneService.API_SERVER and endpoint.through == INGRESS:
         yield (
             Weight.WARNING,
-            "pods cannot reach APIServer: they ask for kubernetes.default.svc, or give no name at"
-            f" all, and the {INGRESS} knows it as {endpoint.address or 'another name'} alone;"
-            f" on {cluster.platform.value} no Route has a router of its own",
+            "pods cannot reach APIServer: they ask for kubernetes.default.svc, or send no name, and"
+            f" the {INGRESS} knows it only as {endpoint.address or 'another name'}; on"
+            f" {cluster.platform.value} no Route has its own router",
             "publish APIServer by LoadBalancer or NodePort",
         )
 
@@ -300,8 +300,8 @@ def _dns_name(
         yield (
             Weight.WARNING,
             f"{cluster.api_dns_name} leads nowhere: HyperShift makes no Route for it, and the"
-            f" {INGRESS} knows APIServer as {endpoint.address or 'another name'} alone",
-            "publish APIServer by LoadBalancer or NodePort, or leave kubeAPIServerDNSName out",
+            f" {INGRESS} knows APIServer only as {endpoint.address or 'another name'}",
+            "publish APIServer by LoadBalancer or NodePort, or remove kubeAPIServerDNSName",
         )
 
 
@@ -317,7 +317,7 @@ _TABLE: Mapping[str, Surprise] = {
 def surprises(
     cluster: HostedCluster, endpoints: Sequence[PlannedEndpoint]
 ) -> tuple[PlanFinding, ...]:
-    """What is worth saying of what a plan makes, by endpoint."""
+    """All findings about the endpoints of a plan."""
     return tuple(
         PlanFinding(
             rule=rule, weight=weight, says=says, do=do, place=_entry_place(cluster, endpoint)

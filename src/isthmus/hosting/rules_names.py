@@ -1,4 +1,4 @@
-"""Rules about host names: where they are needed, and which ones get in each other's way."""
+"""Rules about host names: where they are required, and which ones conflict."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from isthmus.hosting.rules import BOTH, CRD, RuleBreak, RuleList, entries, of_se
 from isthmus.hosting.shapes import api_name
 
 _NAMED_CERTIFICATES = "spec.configuration.apiServer.servingCerts.namedCertificates"
-#: What kube-apiserver is called in its own cluster (HyperShift's certificate, but for addresses).
+#: Names of kube-apiserver in its own cluster (HyperShift's certificate, without addresses).
 _OWN_NAMES = frozenset(
     f"{name}{tail}"
     for name in ("kubernetes", "openshift")
@@ -39,7 +39,7 @@ def _api_routes(cluster: HostedCluster) -> list[Publishing]:
 
 
 def _without_hostname(cluster: HostedCluster, *, needed: bool) -> list[Publishing]:
-    """The apiserver's Routes without a host name, where that fails or where it merely surprises."""
+    """The apiserver's Routes without a host name, if that fails or merely surprises."""
     fails = cluster.platform is Platform.AWS or cluster.access is not EndpointAccess.PRIVATE
     return [entry for entry in _api_routes(cluster) if not entry.hostname and fails is needed]
 
@@ -52,7 +52,7 @@ def _without_hostname(cluster: HostedCluster, *, needed: bool) -> list[Publishin
 def _api_hostname(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _without_hostname(cluster, needed=True):
         yield RuleBreak(
-            "APIServer is a Route without a hostname, and is never published",
+            "APIServer is a Route without a hostname, which is never published",
             "add route.hostname, or use LoadBalancer",
             of_section(cluster, entry, "hostname"),
         )
@@ -64,7 +64,7 @@ def _named(cluster: HostedCluster) -> list[Publishing]:
 
 @RULES.error(
     "hostname-once",
-    "each hostname is of one service, capitals or not",
+    "each hostname belongs to one service, regardless of case",
     missed_by=f"{CRD}, where the check is commented out",
 )
 def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
@@ -73,9 +73,9 @@ def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
         other = first.setdefault(entry.hostname.lower(), entry)
         if other is not entry:
             yield RuleBreak(
-                f"{entry.hostname} is the hostname of {other.service.value} too"
+                f"{entry.hostname} is also the hostname of {other.service.value}"
                 f" ({other.place.field})",
-                "give each service a name of its own",
+                "give each service its own hostname",
                 of_section(cluster, entry, "hostname"),
             )
 
@@ -94,15 +94,15 @@ def _in_certificate(cluster: HostedCluster) -> Iterator[RuleBreak]:
             and entry.hostname in cluster.named_certificates
         ):
             yield RuleBreak(
-                f"{entry.hostname} is in a named certificate too, which would hide the"
-                " apiserver's own",
-                "take it out of spec.configuration.apiServer.servingCerts.namedCertificates",
+                f"{entry.hostname} is also in a named certificate, which would hide the apiserver's"
+                " own",
+                "remove it from spec.configuration.apiServer.servingCerts.namedCertificates",
                 of_section(cluster, entry, "hostname"),
             )
 
 
 def _covers(name: str, host: str) -> bool:
-    """Whether a certificate's name is good for a host; ``*`` is one label (RFC 6125 §6.4.3)."""
+    """Whether a certificate's name matches a host; ``*`` is one label (RFC 6125 §6.4.3)."""
     same_length = name.count(".") == host.count(".")
     return name == host or (name.startswith("*.") and same_length and fnmatchcase(host, name))
 
@@ -110,7 +110,7 @@ def _covers(name: str, host: str) -> bool:
 @RULES.warning(
     "named-certificate-wider",
     "no named certificate covers the APIServer's hostname by a wildcard, or as a Route",
-    missed_by=f"{CRD}, which compares letter by letter, and LoadBalancers only",
+    missed_by=f"{CRD}, which compares only exact texts, and only LoadBalancers",
 )
 def _in_wider_certificate(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _named_api(cluster):
@@ -120,7 +120,7 @@ def _in_wider_certificate(cluster: HostedCluster) -> Iterator[RuleBreak]:
             if name != exact and _covers(name.lower(), host):
                 yield RuleBreak(
                     f"{entry.hostname} is covered by the named certificate for {name}, which is"
-                    " shown instead of the apiserver's own",
+                    " presented instead of the apiserver's own",
                     "use a name that the certificate does not cover",
                     of_section(cluster, entry, "hostname"),
                 )
@@ -128,7 +128,7 @@ def _in_wider_certificate(cluster: HostedCluster) -> Iterator[RuleBreak]:
 
 @RULES.error(
     "named-certificate-internal",
-    "no named certificate has a name of kube-apiserver's own, such as kubernetes.default.svc",
+    "no named certificate has one of kube-apiserver's own names, such as kubernetes.default.svc",
     missed_by=CRD,
 )
 def _internal_names(cluster: HostedCluster) -> Iterator[RuleBreak]:
@@ -138,7 +138,7 @@ def _internal_names(cluster: HostedCluster) -> Iterator[RuleBreak]:
             yield RuleBreak(
                 f"{name} is in kube-apiserver's own certificate, and nodes and pods trust no other"
                 " for it",
-                "take it out of the named certificates",
+                "remove it from the named certificates",
                 place(cluster, _NAMED_CERTIFICATES),
             )
 
@@ -152,8 +152,8 @@ def _uncovered(cluster: HostedCluster) -> Iterator[RuleBreak]:
     name = cluster.api_dns_name.lower()
     if name and not any(_covers(each.lower(), name) for each in cluster.named_certificates):
         yield RuleBreak(
-            f"no named certificate covers {cluster.api_dns_name}: whoever comes by the kubeconfig"
-            " that HyperShift makes for it is shown a certificate for other names",
+            f"no named certificate covers {cluster.api_dns_name}: users of the kubeconfig that"
+            " HyperShift makes for it see a certificate for other names",
             f"add one to {_NAMED_CERTIFICATES}",
             place(cluster, "spec.kubeAPIServerDNSName"),
         )
@@ -164,15 +164,15 @@ def _reserved(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _named(cluster):
         if entry.hostname.lower().endswith(_RESERVED):
             yield RuleBreak(
-                f"{entry.hostname} is in {_RESERVED[1:]}, where HyperShift makes names of its own",
-                "use a domain of yours",
+                f"{entry.hostname} is in {_RESERVED[1:]}, reserved for names of HyperShift",
+                "use one of your own domains",
                 of_section(cluster, entry, "hostname"),
             )
 
 
 @RULES.warning(
     "route-hostnames-mixed",
-    "beside a public Route with a hostname to the APIServer, the others have one too",
+    "if the APIServer is a public Route with a hostname, other Routes have one too",
     missed_by=BOTH,
 )
 def _beside_labelled(cluster: HostedCluster) -> Iterator[RuleBreak]:
@@ -189,8 +189,8 @@ def _beside_labelled(cluster: HostedCluster) -> Iterator[RuleBreak]:
         if entry.strategy is Strategy.ROUTE and not entry.hostname:
             yield RuleBreak(
                 f"{entry.service.value} is a Route without a hostname, but the apiserver's hostname"
-                " gives the control plane a router of its own: a name below the management"
-                " cluster's domain does not lead there",
+                " gives the control plane its own router: a name in the management cluster's"
+                " domain does not lead there",
                 "add route.hostname",
                 of_section(cluster, entry, "hostname"),
             )
@@ -198,13 +198,13 @@ def _beside_labelled(cluster: HostedCluster) -> Iterator[RuleBreak]:
 
 @RULES.note(
     "private-api-hostname",
-    "a private Route to the APIServer without a hostname is for the guest alone",
+    "a private Route to the APIServer without a hostname is only for the guest",
 )
 def _private_api_hostname(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _without_hostname(cluster, needed=False):
         yield RuleBreak(
             "APIServer is a private Route without a hostname: its only name is"
-            f" api.{cluster.name}{_RESERVED}, which the guest's network alone resolves",
-            "add route.hostname if users come from elsewhere",
+            f" api.{cluster.name}{_RESERVED}, which only the guest's network resolves",
+            "add route.hostname if users connect from elsewhere",
             of_section(cluster, entry, "hostname"),
         )

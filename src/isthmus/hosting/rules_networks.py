@@ -48,18 +48,18 @@ def _overlapping(cluster: HostedCluster) -> Iterator[RuleBreak]:
         if overlap(cidr, theirs):
             yield RuleBreak(
                 f"{theirs} overlaps with {cidr} ({path})",
-                "give machines, pods and services ranges of their own",
+                "use separate ranges for machines, pods and services",
                 place(cluster, other),
             )
 
 
-@RULES.error("service-network-size", "service networks have 8 addresses at least", missed_by=BOTH)
+@RULES.error("service-network-size", "service networks have at least 8 addresses", missed_by=BOTH)
 def _small_services(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for index, cidr in enumerate(cluster.service_cidrs):
         if ip_network(cidr).num_addresses < MIN_SERVICE_ADDRESSES:
             yield RuleBreak(
-                f"{cidr} has fewer than {MIN_SERVICE_ADDRESSES} addresses, and kube-apiserver does"
-                " not start with it",
+                f"{cidr} has fewer than {MIN_SERVICE_ADDRESSES} addresses; kube-apiserver does not"
+                " start with it",
                 "use a larger one, such as 172.31.0.0/16",
                 place(cluster, f"spec.networking.serviceNetwork[{index}].cidr"),
             )
@@ -67,7 +67,7 @@ def _small_services(cluster: HostedCluster) -> Iterator[RuleBreak]:
 
 @RULES.error(
     "networks-family",
-    "the first machine, cluster and service networks are of one family",
+    "the first machine, cluster and service networks have the same family",
     missed_by=CRD,
 )
 def _families(cluster: HostedCluster) -> Iterator[RuleBreak]:
@@ -79,7 +79,7 @@ def _families(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for other, theirs in first[:-1]:
         if ip_network(theirs).version != version:
             yield RuleBreak(
-                f"{theirs} is not IPv{version} as {cidr} is ({path})",
+                f"{theirs} is not IPv{version} like {cidr} ({path})",
                 "put the same family first in every list",
                 place(cluster, other),
             )
@@ -87,7 +87,7 @@ def _families(cluster: HostedCluster) -> Iterator[RuleBreak]:
 
 @RULES.error(
     "advertise-address-family",
-    "the advertise address is of the service network's family",
+    "the advertise address has the service network's family",
     missed_by=CRD,
 )
 def _advertised_family(cluster: HostedCluster) -> Iterator[RuleBreak]:
@@ -95,7 +95,7 @@ def _advertised_family(cluster: HostedCluster) -> Iterator[RuleBreak]:
     cidr = cluster.service_cidrs[0] if cluster.service_cidrs else ""
     if address and cidr and ip_address(address).version != ip_network(cidr).version:
         yield RuleBreak(
-            f"the advertise address {address} is not of the family of {cidr}",
+            f"the advertise address {address} does not have the family of {cidr}",
             f"use an IPv{ip_network(cidr).version} address",
             place(cluster, f"{_API}.advertiseAddress"),
         )
@@ -123,19 +123,19 @@ def _too_many(cluster: HostedCluster) -> Iterator[RuleBreak]:
     count = len(cluster.allowed_cidrs)
     if count > MAX_ALLOWED_CIDRS:
         yield RuleBreak(
-            f"{count} ranges are allowed, and at most {MAX_ALLOWED_CIDRS} can be",
+            f"{count} ranges are allowed; the maximum is {MAX_ALLOWED_CIDRS}",
             "merge neighbours",
             place(cluster, _ALLOWED),
         )
 
 
-@RULES.error("allowed-cidrs-once", "each allowed range is there once")
+@RULES.error("allowed-cidrs-once", "each allowed range is listed once")
 def _allowed_twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
     seen: set[str] = set()
     for index, cidr in enumerate(cluster.allowed_cidrs):
         if cidr in seen:
             yield RuleBreak(
-                f"{cidr} is there twice", "remove one", place(cluster, f"{_ALLOWED}[{index}]")
+                f"{cidr} is listed twice", "remove one", place(cluster, f"{_ALLOWED}[{index}]")
             )
         seen.add(cidr)
 
@@ -145,7 +145,7 @@ def _allows_all(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for index, cidr in enumerate(cluster.allowed_cidrs):
         if ip_network(cidr).prefixlen == 0:
             yield RuleBreak(
-                f"{cidr} is everybody: the list restricts nothing",
+                f"{cidr} contains every address: the list restricts nothing",
                 "remove it, or the whole list",
                 place(cluster, f"{_ALLOWED}[{index}]"),
             )
@@ -155,9 +155,9 @@ def _allows_all(cluster: HostedCluster) -> Iterator[RuleBreak]:
 def _port_443(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.api_port == 443:
         yield RuleBreak(
-            "port 443 is there for old clusters only: nodes and the apiserver's pods then differ"
-            " about the port",
-            "leave it out, 6443 is the default",
+            "port 443 exists only for old clusters: nodes and the apiserver's pods would use"
+            " different ports",
+            "remove it; 6443 is the default",
             place(cluster, f"{_API}.port"),
         )
 
@@ -168,7 +168,7 @@ def _proxy(cluster: HostedCluster) -> ProxyAddress | None:
     if not cluster.proxy_for_https or (has_private and cluster.access is not EndpointAccess.PUBLIC):
         return None
     first = {*cluster.service_cidrs[:1], *cluster.cluster_cidrs[:1]}
-    # So does HyperShift: these entries exempt the apiserver, whatever its name.
+    # As in HyperShift, these entries exempt the apiserver whatever its name is.
     if any("kubernetes" in entry or entry in first for entry in cluster.no_proxy):
         return None
     api = cluster.publishing(ControlPlaneService.API_SERVER)
@@ -188,21 +188,23 @@ def _credentials(cluster: HostedCluster) -> Iterator[RuleBreak]:
     proxy = _proxy(cluster)
     if proxy and proxy.user is not None:
         yield RuleBreak(
-            "the proxy's URL has credentials, which HyperShift's proxy on the nodes takes for a"
-            " part of the host's name",
-            "use a proxy that knows nodes by their addresses, or list the apiserver in noProxy",
+            "the proxy's URL has credentials, which HyperShift's proxy on the nodes mistakes for a"
+            " part of the host name",
+            "use a proxy that identifies nodes by address, or list the apiserver in noProxy",
             place(cluster, _PROXY),
         )
 
 
 @RULES.warning(
-    "proxy-by-tls", "an httpsProxy on the way to the apiserver is not dialed by TLS", missed_by=BOTH
+    "proxy-by-tls",
+    "an httpsProxy on the way to the apiserver is not dialed with TLS",
+    missed_by=BOTH,
 )
 def _proxy_by_tls(cluster: HostedCluster) -> Iterator[RuleBreak]:
     proxy = _proxy(cluster)
     if proxy and proxy.scheme == "https":
         yield RuleBreak(
-            "the proxy is dialed by TLS, which HyperShift's proxy on the nodes does not do",
+            "the proxy needs TLS, which HyperShift's proxy on the nodes does not support",
             "use the proxy's http:// address, or list the apiserver in noProxy",
             place(cluster, _PROXY),
         )
@@ -216,7 +218,7 @@ GUEST_RULES: Final = RuleList()
 
 @GUEST_RULES.error(
     "network-type-other",
-    "allocateNodeCIDRs and disableMultiNetwork are for networkType Other alone",
+    "allocateNodeCIDRs and disableMultiNetwork are only for networkType Other",
 )
 def _for_other(cluster: HostedCluster) -> Iterator[RuleBreak]:
     guest = cluster.guest_network
@@ -227,15 +229,13 @@ def _for_other(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for path, (is_set, value) in said.items():
         if is_set and guest.type != _OTHER:
             yield RuleBreak(
-                f"{value} has no meaning with networkType {guest.type}",
+                f"{value} has no effect with networkType {guest.type}",
                 f"remove it, or make spec.networking.networkType {_OTHER}",
                 place(cluster, path),
             )
 
 
-@GUEST_RULES.error(
-    "ovn-other-network", "ovnKubernetesConfig is for networkType OVNKubernetes alone"
-)
+@GUEST_RULES.error("ovn-other-network", "ovnKubernetesConfig is only for networkType OVNKubernetes")
 def _ovn_elsewhere(cluster: HostedCluster) -> Iterator[RuleBreak]:
     path = f"{_OPERATOR}.ovnKubernetesConfig"
     if path in cluster.places and cluster.guest_network.type != _OVN:
@@ -248,9 +248,9 @@ def _ovn_elsewhere(cluster: HostedCluster) -> Iterator[RuleBreak]:
 
 @GUEST_RULES.error(
     "ovn-subnets-overlap",
-    "the join, transit and internal subnets of OVN-Kubernetes overlap with nothing; KubeVirt's are"
+    "the join, transit and internal subnets of OVN-Kubernetes overlap no other; KubeVirt's are"
     " 100.66.0.0/16 and fd99::/64 by default",
-    missed_by=f"{CRD}, which compares two of them letter by letter",
+    missed_by=f"{CRD}, which compares only the texts of two of them",
 )
 def _ovn_overlap(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.guest_network.type != _OVN:
@@ -258,24 +258,22 @@ def _ovn_overlap(cluster: HostedCluster) -> Iterator[RuleBreak]:
     subnets = cluster.guest_network.subnets.items()
     pairs = [(one, two) for one in subnets for two in networks(cluster)]
     for one, two in [*pairs, *combinations(subnets, 2)]:
-        # The one that the document says is the one to change.
+        # The finding names the one that the document sets.
         (path, cidr), (other, theirs) = (one, two) if two[0] in cluster.places else (two, one)
         if overlap(cidr, theirs):
             where = path if path in cluster.places else f"the default of {path}"
             yield RuleBreak(
                 f"{theirs} overlaps with {cidr} ({where})",
-                "give OVN-Kubernetes ranges that nothing else has",
+                "give OVN-Kubernetes ranges that nothing else uses",
                 place(cluster, other),
             )
 
 
-@GUEST_RULES.warning(
-    "network-host-bits", "networks have no bits below their prefix", missed_by=BOTH
-)
+@GUEST_RULES.warning("network-host-bits", "networks have no host bits", missed_by=BOTH)
 def _host_bits(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for path, text in cluster.host_bits.items():
         yield RuleBreak(
-            f"{text} is one address of a network, and read as the whole network",
-            "clear the bits below its prefix",
+            f"{text} is an address in a network, and is read as the whole network",
+            "clear its host bits",
             place(cluster, path),
         )

@@ -1,4 +1,4 @@
-"""Rules of platforms and topologies: sections, what AWS and Azure want, what Private lacks."""
+"""Rules of platforms and topologies: sections, requirements of AWS and Azure, limits of Private."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from isthmus.hosting.rules import (
 _AZURE = "spec.platform.azure"
 _IDENTITIES = f"{_AZURE}.azureAuthenticationConfig"
 
-#: What the CRD wants to find in each; the control plane operator needs one for PrivateLink alone.
+#: Fields required by the CRD; the control plane operator needs one only for PrivateLink.
 _MEMBERS = {
     "managedIdentities": ("controlPlane", "dataPlane"),
     "workloadIdentities": (
@@ -41,7 +41,7 @@ _MEMBERS = {
         "network",
     ),
 }
-#: What HyperShift's controller wants to find.
+#: Fields required by HyperShift's controller.
 _NEEDED = {Platform.AWS: "aws", Platform.AZURE: "azure", Platform.AGENT: "agent"}
 
 SECTION_RULES: Final = RuleList()
@@ -51,10 +51,10 @@ SECTION_RULES: Final = RuleList()
 def _section(cluster: HostedCluster) -> Iterator[RuleBreak]:
     name = _NEEDED.get(cluster.platform)
     path = f"spec.platform.{name}"
-    # A cluster that was never a document says nothing anywhere.
+    # A cluster that was not read from a document has no fields.
     if name and "spec.platform" in cluster.places and path not in cluster.places:
         yield RuleBreak(
-            f"a cluster on {cluster.platform.value} says nothing of {cluster.platform.value}",
+            f"a cluster on {cluster.platform.value} has no section for {cluster.platform.value}",
             f"add {path}",
             place(cluster, path),
         )
@@ -63,14 +63,14 @@ def _section(cluster: HostedCluster) -> Iterator[RuleBreak]:
 def _by_word(
     cluster: HostedCluster, word: str, parts: dict[str, str], under: str
 ) -> Iterator[RuleBreak]:
-    """Each part of a section is there with its own word, and with no other."""
+    """Each part of a section exists with its own type, and with no other."""
     for own, part in parts.items():
         path = f"{under}.{part}"
         if own == word and path not in cluster.places:
             yield RuleBreak(f"{word} has no {part}", f"add {path}", place(cluster, path))
         if own != word and path in cluster.places:
             yield RuleBreak(
-                f"{part} has no meaning with {word or 'no type'}",
+                f"{part} has no effect with {word or 'no type'}",
                 f"remove it, or make the type {own}",
                 place(cluster, path),
             )
@@ -78,7 +78,7 @@ def _by_word(
 
 @SECTION_RULES.error(
     "azure-identities",
-    "on Azure, managed and workload identities are there with their own type, and complete",
+    "on Azure, managed and workload identities match their type, and are complete",
 )
 def _identities(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is not Platform.AZURE or _AZURE not in cluster.places:
@@ -87,7 +87,7 @@ def _identities(cluster: HostedCluster) -> Iterator[RuleBreak]:
     word = word or ("ManagedIdentities" if cluster.shared_ingress else "")
     if not word:
         yield RuleBreak(
-            "nothing says how the cluster signs in to Azure",
+            "the cluster has no credentials for Azure",
             f"add {_IDENTITIES} with azureAuthenticationConfigType",
             place(cluster, f"{_IDENTITIES}.azureAuthenticationConfigType"),
         )
@@ -106,7 +106,7 @@ def _identities(cluster: HostedCluster) -> Iterator[RuleBreak]:
 
 @SECTION_RULES.error(
     "azure-private-section",
-    "on Azure, private.privateLink and private.swift are there with their own type",
+    "on Azure, private.privateLink and private.swift match their type",
 )
 def _private(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if cluster.platform is Platform.AZURE and _PRIVATE in cluster.places:
@@ -124,7 +124,7 @@ def _link_identity(cluster: HostedCluster) -> Iterator[RuleBreak]:
     linked = cluster.azure_private_type == "PrivateLink" and cluster.azure_workload_identities
     if linked and section in cluster.places and path not in cluster.places:
         yield RuleBreak(
-            "nobody may make the private link: the control plane operator has no identity",
+            "the private link cannot be made: the control plane operator has no identity",
             f"add {path}",
             place(cluster, path),
         )
@@ -154,7 +154,7 @@ def _can_be(cluster: HostedCluster, entry: Publishing) -> bool:
 def _not_by(
     cluster: HostedCluster, services: tuple[ControlPlaneService, ...], allowed: tuple[Strategy, ...]
 ) -> Iterator[RuleBreak]:
-    """Entries of these services by another strategy, unless no platform could do it anyway."""
+    """Entries of these services with another strategy, unless no platform supports it."""
     for entry in entries(cluster, *services):
         if _can_be(cluster, entry) and entry.strategy not in allowed:
             yield RuleBreak(
@@ -243,13 +243,13 @@ def _azure_no_topology(cluster: HostedCluster) -> Iterator[RuleBreak]:
         )
 
 
-@RULES.warning("other-platform", "only the platform's own section is there", missed_by=BOTH)
+@RULES.warning("other-platform", "only the platform's own section is set", missed_by=BOTH)
 def _other_section(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for platform, name in _SECTIONS.items():
         path = f"spec.platform.{name}"
         if platform is not cluster.platform and path in cluster.places:
             yield RuleBreak(
-                f"the platform is {cluster.platform.value}, so nobody reads this",
+                f"the platform is {cluster.platform.value}, so this has no effect",
                 f"remove it, or make the type {platform.value}",
                 place(cluster, path),
             )
@@ -270,9 +270,9 @@ def _not_private(cluster: HostedCluster) -> Iterator[RuleBreak]:
         )
         if open_ or entry.strategy is Strategy.NODE_PORT:
             yield RuleBreak(
-                f"{entry.service.value} by {entry.strategy.value} is as public as before: Private"
-                " does not change its Service",
-                "use Route, or keep strangers out by a firewall",
+                f"{entry.service.value} by {entry.strategy.value} is still public: Private does not"
+                " change its Service",
+                "use Route, or put a firewall in front of it",
                 entry.place,
             )
 
@@ -289,8 +289,8 @@ def _balancer(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         if cluster.platform in _BARE and _is_balancer(cluster, entry):
             yield RuleBreak(
-                f"{entry.service.value} waits for a load balancer, which {cluster.platform.value}"
-                " does not bring along",
-                "have one on the management cluster, such as MetalLB, or use NodePort",
+                f"{entry.service.value} needs a load balancer, which {cluster.platform.value} does"
+                " not provide",
+                "install one on the management cluster, such as MetalLB, or use NodePort",
                 in_entry(cluster, entry, ".type"),
             )

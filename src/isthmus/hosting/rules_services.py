@@ -1,6 +1,6 @@
-"""Rules about the list of services: which are there, and with which strategy.
+"""Rules about the list of services: which are listed, and with which strategy.
 
-Those of NodePorts (their numbers, the address that nodes and users dial) are ``NODE_PORT_RULES``.
+Those about NodePorts (port numbers, the address that nodes and users dial) are ``NODE_PORT_RULES``.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
         other = first.setdefault(entry.service, entry)
         if other is not entry:
             yield RuleBreak(
-                f"{entry.service.value} is published at {other.place.field} already, and one of the"
-                " two has no effect",
+                f"{entry.service.value} is already published at {other.place.field}; one of the two"
+                " has no effect",
                 "remove one of the two",
                 DocumentPlace(entry.place.line, f"{entry.place.field}.service"),
             )
@@ -87,15 +87,13 @@ def _refused(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
-@RULES.error(
-    "section-of-type", "loadBalancer, nodePort and route are there with their own type only"
-)
+@RULES.error("section-of-type", "loadBalancer, nodePort and route are set only with their own type")
 def _foreign_section(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         for name in _SECTIONS:
             if name in entry.has and name != section(entry.strategy):
                 yield RuleBreak(
-                    f"{name} has no meaning with type {entry.strategy.value}",
+                    f"{name} has no effect with type {entry.strategy.value}",
                     f"remove it, or make the type {name[0].upper()}{name[1:]}",
                     in_entry(cluster, entry, f".{name}"),
                 )
@@ -107,7 +105,7 @@ def _no_node_port(cluster: HostedCluster) -> Iterator[RuleBreak]:
         if entry.strategy is Strategy.NODE_PORT and "nodePort" not in entry.has:
             yield RuleBreak(
                 f"{entry.service.value} has no address for its NodePort",
-                "add nodePort with the address by which the management cluster's nodes are reached",
+                "add nodePort with an address of the management cluster's nodes",
                 in_entry(cluster, entry, ".nodePort"),
             )
 
@@ -122,8 +120,8 @@ def _long_namespace(cluster: HostedCluster) -> Iterator[RuleBreak]:
     if len(name) > _MAX_NAMESPACE_CHARS:
         yield RuleBreak(
             f"the control plane's namespace would be {name}, of {len(name)} characters",
-            f"shorten the name: {_MAX_NAMESPACE_CHARS} characters are possible"
-            " with the namespace in front",
+            f"shorten the name: the maximum is {_MAX_NAMESPACE_CHARS} characters"
+            " including the namespace",
             place(cluster, "metadata.name"),
         )
 
@@ -132,13 +130,13 @@ def _is_s3_elsewhere(cluster: HostedCluster, strategy: Strategy) -> bool:
     return strategy is Strategy.S3 and cluster.platform is not Platform.AWS
 
 
-@RULES.warning("s3-on-aws", "S3 is used on AWS only", missed_by=BOTH)
+@RULES.warning("s3-on-aws", "S3 is used only on AWS", missed_by=BOTH)
 def _s3(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in cluster.services:
         if entry.service in cluster.model.unused and _is_s3_elsewhere(cluster, entry.strategy):
             yield RuleBreak(
-                f"{entry.service.value} is to be in a bucket of S3, which {cluster.platform.value}"
-                " does not have",
+                f"{entry.service.value} uses an S3 bucket, which {cluster.platform.value} does not"
+                " have",
                 "remove it, and serve the issuer's documents at spec.issuerURL yourself",
                 in_entry(cluster, entry, ".type"),
             )
@@ -165,7 +163,7 @@ def _filled_in(cluster: HostedCluster) -> Iterator[RuleBreak]:
             yield RuleBreak(
                 f"{entry.service.value} is not listed: HyperShift's webhook makes it a"
                 f" {entry.strategy.value}",
-                "list it, so that the file says what the cluster has",
+                "list it, so that the file matches the cluster",
                 entry.place,
             )
 
@@ -179,7 +177,7 @@ def _node_ports(cluster: HostedCluster) -> list[Publishing]:
 
 @NODE_PORT_RULES.error(
     "node-port-once",
-    "each node port is of one service",
+    "each node port belongs to one service",
     missed_by=f"{CRD}, where the check is commented out; {CONTROLLER}",
 )
 def _port_twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
@@ -188,10 +186,10 @@ def _port_twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
         other = first.setdefault(entry.node_port, entry)
         if entry.node_port and other is not entry:
             yield RuleBreak(
-                f"port {entry.node_port} is that of {other.service.value} too"
+                f"port {entry.node_port} is also that of {other.service.value}"
                 f" ({other.place.field}), and a node port belongs to one Service, whatever the"
                 " address",
-                "choose another one, or leave it out and Kubernetes chooses",
+                "choose another one, or remove it to let Kubernetes choose",
                 of_section(cluster, entry, "port"),
             )
 
@@ -207,13 +205,13 @@ def _out_of_range(cluster: HostedCluster) -> Iterator[RuleBreak]:
         if entry.node_port and not low <= entry.node_port <= high:
             yield RuleBreak(
                 f"port {entry.node_port} of {entry.service.value} is not a node port",
-                f"choose one from {low} to {high}, or leave it out and Kubernetes chooses",
+                f"choose one from {low} to {high}, or remove it to let Kubernetes choose",
                 of_section(cluster, entry, "port"),
             )
 
 
 def _at_addresses(cluster: HostedCluster) -> list[Publishing]:
-    """Those whose address is one, and not a name."""
+    """NodePorts with an IP address, not a name."""
     return [entry for entry in _node_ports(cluster) if is_address(entry.node_address)]
 
 
@@ -240,9 +238,9 @@ def _advertised(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _at_addresses(cluster):
         if mine and reached_address(mine) == reached_address(entry.node_address):
             yield RuleBreak(
-                f"{entry.node_address} is the advertise address too, which every node has on its"
+                f"{entry.node_address} is also the advertise address, which every node has on its"
                 f" lo: no node could reach {entry.service.value}",
-                "give spec.networking.apiServer.advertiseAddress an address that nobody else has",
+                "set spec.networking.apiServer.advertiseAddress to an unused address",
                 of_section(cluster, entry, "address"),
             )
 
@@ -268,7 +266,7 @@ def _means_itself(address: str) -> bool:
 
 @NODE_PORT_RULES.warning(
     "node-port-nowhere",
-    "the address of a NodePort is not localhost, link-local or a group",
+    "the address of a NodePort is not localhost, link-local or multicast",
     missed_by=BOTH,
 )
 def _nowhere(cluster: HostedCluster) -> Iterator[RuleBreak]:
@@ -276,7 +274,7 @@ def _nowhere(cluster: HostedCluster) -> Iterator[RuleBreak]:
         address = entry.node_address
         if address == "localhost" or (is_address(address) and _means_itself(address)):
             yield RuleBreak(
-                f"{address} is a different machine for everybody who dials it",
+                f"{address} is a different machine for every client",
                 "use an address of the management cluster's nodes",
                 of_section(cluster, entry, "address"),
             )
@@ -289,7 +287,7 @@ def _chosen_later(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in _node_ports(cluster):
         if "nodePort" in entry.has and not entry.node_port:
             yield RuleBreak(
-                f"Kubernetes chooses the port of {entry.service.value}, and it is known only then",
-                "name a port if a firewall has to know it",
+                f"Kubernetes chooses the port of {entry.service.value}, which is not known before",
+                "set a port if a firewall needs it",
                 of_section(cluster, entry, "port"),
             )

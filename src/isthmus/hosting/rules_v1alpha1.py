@@ -1,6 +1,6 @@
-"""Rules of v1alpha1 alone: OVN's database, the issuer's bucket, and what the version did not have.
+"""Rules only for v1alpha1: OVN's database, the issuer's bucket, and missing features.
 
-Which of the other rules hold for it as well is said in plan.py.
+plan.py lists the other rules that apply to it.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ def _ovn_hidden(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
-@RULES.note("ovn-unused", "OVNSbDb is listed with networkType OVNKubernetes only")
+@RULES.note("ovn-unused", "OVNSbDb is listed only with networkType OVNKubernetes")
 def _ovn_unused(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in entries(cluster, _OVN):
         if not uses_ovn(cluster):
             yield RuleBreak(
-                f"networkType {cluster.guest_network.type} has no database of OVN to publish",
+                f"networkType {cluster.guest_network.type} has no OVN database to publish",
                 "remove it",
                 entry.place,
             )
@@ -74,24 +74,24 @@ def _ignored(cluster: HostedCluster) -> Iterator[RuleBreak]:
             )
 
 
-@RULES.warning("oidc-issuer", "OIDC by S3 has an issuerURL that is reached from outside")
+@RULES.warning("oidc-issuer", "OIDC by S3 has an issuerURL that can be reached from outside")
 def _issuer(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for entry in entries(cluster, ControlPlaneService.OIDC):
         if is_in_bucket(cluster, entry) and not issuer_host(cluster):
             yield RuleBreak(
-                f"tokens name {IN_CLUSTER_ISSUER} as their issuer, so nobody outside asks the"
-                " bucket about them",
-                "make spec.issuerURL that of the bucket",
+                f"tokens name {IN_CLUSTER_ISSUER} as their issuer, so no verifier outside reads the"
+                " bucket",
+                "set spec.issuerURL to that of the bucket",
                 place(cluster, "spec.issuerURL"),
             )
 
 
-@RULES.error("allowed-cidrs-ipv4", "allowed CIDR blocks are of IPv4")
+@RULES.error("allowed-cidrs-ipv4", "allowed CIDR blocks are IPv4")
 def _allowed_v6(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for number, cidr in enumerate(cluster.allowed_cidrs):
         if ":" in cidr:
             yield RuleBreak(
-                f"{cluster.model.version} has no allowed CIDR blocks of IPv6 such as {cidr}",
+                f"{cluster.model.version} does not allow IPv6 CIDR blocks such as {cidr}",
                 "remove it, or use a later version of the API",
                 place(cluster, f"{_ALLOWED}[{number}]"),
             )
@@ -102,7 +102,7 @@ def _twice(cluster: HostedCluster) -> Iterator[RuleBreak]:
     for listed, single in SINGLE_CIDRS.items():
         if single in cluster.places and listed in cluster.places:
             yield RuleBreak(
-                f"{single.rpartition('.')[2]} goes before this list, which has no effect",
+                f"{single.rpartition('.')[2]} takes precedence over this list, which has no effect",
                 f"remove {single}",
                 place(cluster, listed),
             )

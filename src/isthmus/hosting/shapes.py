@@ -1,6 +1,6 @@
-"""The shapes of what a plan makes: a Service, a Route, and why each is there.
+"""The forms of a plan's objects: a Service, a Route, and the purpose of each.
 
-Names and labels are HyperShift's. Which of them a cluster gets is decided in objects*.py.
+Names and labels are HyperShift's. objects*.py decides which of them a cluster gets.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from isthmus.hosting.model import ControlPlaneService, HostedCluster, Platform, 
 
 Manifest = Mapping[str, Any]
 
-#: Routes with it are left to the control plane's own router, or to the shared one.
+#: Routes with this label belong to the control plane's own router, or to the shared one.
 ROUTER_LABEL = "hypershift.openshift.io/hosted-control-plane"
 INTERNAL_LABEL = "hypershift.openshift.io/internal-route"
 VISIBILITY_LABEL = "hypershift.openshift.io/route-visibility"
 COMPONENT_LABEL = "hypershift.openshift.io/control-plane-component"
-#: OAuth's Route in v1alpha1 has it, for a public ingress shard to select.
+#: The label of OAuth's Route in v1alpha1, which a public ingress shard selects.
 OAUTH_LABEL = "hypershift.openshift.io/oauth"
 DNS_ANNOTATION = "external-dns.alpha.kubernetes.io/hostname"
 BALANCE_ANNOTATION = "haproxy.router.openshift.io/balance"
 
-#: What shows the control plane's metrics to the guest's own monitoring.
+#: The name of the objects that expose the control plane's metrics to the guest's monitoring.
 METRICS_PROXY = "metrics-proxy"
 
 _AWS_TYPE = "service.beta.kubernetes.io/aws-load-balancer-type"
@@ -43,7 +43,7 @@ CLUSTER_IP, LOAD_BALANCER, NODE_PORT = "ClusterIP", "LoadBalancer", "NodePort"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedObject:
-    """An object, what it is for, and whose endpoint it makes, if it makes one."""
+    """An object, its purpose, and the service whose endpoint it is, if any."""
 
     manifest: Manifest
     purpose: str
@@ -62,7 +62,7 @@ def key(manifest: Manifest) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceTemplate:
-    """What a Service says besides its name: how it is reached and what is behind it."""
+    """A Service without its name: how it is reached, and its backend."""
 
     port: int
     target: int | str
@@ -99,7 +99,7 @@ def route(
     labels: Mapping[str, str],
     annotations: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """A Route that leaves TLS alone. Without a host, OpenShift makes one up."""
+    """A Route with TLS passthrough. Without a host, OpenShift generates one."""
     spec: dict[str, Any] = {"host": host} if host else {}
     spec["to"] = {"kind": "Service", "name": to, "weight": 100}
     spec["tls"] = {"termination": "passthrough", "insecureEdgeTerminationPolicy": "None"}
@@ -123,29 +123,29 @@ def _metadata(
 
 
 def router_labels(cluster: HostedCluster) -> Mapping[str, str]:
-    """What leaves a Route to the control plane's own router."""
+    """The label that assigns a Route to the control plane's own router."""
     return {ROUTER_LABEL: cluster.control_plane}
 
 
 def internal_labels(cluster: HostedCluster) -> Mapping[str, str]:
-    """What leaves a Route to that router's address for the guest's own network."""
+    """The labels that assign a Route to that router's address for the guest's own network."""
     return {**router_labels(cluster), INTERNAL_LABEL: "true"}
 
 
 def api_name(cluster: HostedCluster) -> str:
-    """What kube-apiserver is called in the guest's own network."""
+    """The name of kube-apiserver in the guest's own network."""
     return f"api.{cluster.name}.hypershift.local"
 
 
 def internal_name(cluster: HostedCluster, route_name: str) -> str:
-    """What the rest is called there."""
+    """The domain of the other services there."""
     return f"{route_name.removesuffix('-internal')}.apps.{cluster.name}.hypershift.local"
 
 
 def balancer_annotations(
     platform: Platform, *, internal: bool, both: bool = False
 ) -> Mapping[str, str]:
-    """What the cloud is told of a load balancer; ``both``: it serves private clients as well."""
+    """The cloud annotations of a load balancer; ``both``: it also serves private clients."""
     found: dict[str, str] = {}
     if platform is Platform.AWS:
         found[_AWS_TYPE] = "nlb"
@@ -163,7 +163,7 @@ def balancer_annotations(
 
 
 def is_internal(manifest: Manifest) -> bool:
-    """Whether a Service's load balancer, or a Route, is for the guest's own network only."""
+    """Whether a Service's load balancer, or a Route, is only for the guest's own network."""
     metadata = manifest["metadata"]
     if manifest["kind"] == "Route":
         return INTERNAL_LABEL in metadata.get("labels", {})

@@ -1,7 +1,7 @@
-"""Who can see what: the topologies of each platform, and the lists that the design had of them.
+"""Who can see what: the topologies of each platform, and the design's lists for them.
 
-Public and private are HyperShift's words: public has endpoints for everybody, private has some that
-only the guest's own network reaches. A cluster can be both.
+Public and private are HyperShift's terms: a public cluster has endpoints for everybody, a private
+one has endpoints that only the guest's own network reaches. A cluster can be both.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from isthmus.hosting.model import (
 from isthmus.text.addresses import reached_address
 from isthmus.values import HostPort, is_address
 
-#: What a Route comes in by where it is no Service of this plan.
+#: Serves a Route if no Service of this plan does.
 INGRESS = "ingress of the management cluster"
 SHARED_INGRESS = "shared ingress"
-#: What takes a Route by its label, so that the ingress itself can be for insiders.
+#: Selects a Route by its label, so that the ingress itself can be private.
 PUBLIC_SHARD = "public ingress shard"
-#: Not of this plan either: what S3 has is for everybody.
+#: Not part of this plan either: the contents of S3 are public.
 BUCKET = "S3 bucket"
 IN_CLUSTER_ISSUER = "kubernetes.default.svc"
-#: What keeps nobody out, whatever the document says.
+#: Not restricted, whatever the document says.
 OPEN = frozenset({INGRESS, PUBLIC_SHARD, BUCKET})
 
 EVERYWHERE = frozenset(Viewpoint)
 GUEST_SIDE = frozenset({Viewpoint.GUEST_VPC, Viewpoint.MANAGEMENT, Viewpoint.SAME_CLUSTER})
 IN_CLUSTER = frozenset({Viewpoint.SAME_CLUSTER})
-#: The operator looks after kube-apiserver from its own namespace.
+#: The operator connects to kube-apiserver from its own namespace.
 IN_MANAGEMENT = frozenset({Viewpoint.MANAGEMENT, Viewpoint.SAME_CLUSTER})
 
 _PUBLIC = frozenset({EndpointAccess.PUBLIC, EndpointAccess.PUBLIC_AND_PRIVATE})
@@ -64,20 +64,20 @@ def is_private(cluster: HostedCluster) -> bool:
 
 
 class ServiceSides(NamedTuple):
-    """Whether a service is shown to everybody, and by a way of its own to the guest's network."""
+    """Whether a service is shown to everybody, and separately to the guest's network."""
 
     public: bool
     private: bool
 
 
 def sides(cluster: HostedCluster, service: ControlPlaneService) -> ServiceSides:
-    """To whom the topology shows a Route of a service, and kube-apiserver's load balancers."""
+    """Who sees a Route of a service, and kube-apiserver's load balancers, in this topology."""
     row = cluster.model.shown[_TOPOLOGY[is_public(cluster), is_private(cluster)]]
     return ServiceSides(service in row.public, service in row.private)
 
 
 def is_sharded(cluster: HostedCluster, service: ControlPlaneService) -> bool:
-    """Whether a Route for everybody is left to a public ingress shard."""
+    """Whether a public ingress shard serves a Route for everybody."""
     return cluster.platform in cluster.model.with_access and service in cluster.model.sharded
 
 
@@ -87,13 +87,13 @@ def uses_ovn(cluster: HostedCluster) -> bool:
 
 
 def is_in_bucket(cluster: HostedCluster, publishing: Publishing) -> bool:
-    """Whether the documents of an issuer are in a bucket that HyperShift fills."""
+    """Whether HyperShift puts the documents of the issuer into a bucket."""
     found = cluster.model.verdict(publishing.service, publishing.strategy, cluster.platform)
     return publishing.strategy is Strategy.S3 and found is StrategyVerdict.PUBLISHED
 
 
 def issuer_host(cluster: HostedCluster) -> str:
-    """The host of the issuer's URL; empty where nobody outside could ask it."""
+    """The host of the issuer's URL; empty if it cannot be reached from outside."""
     try:
         host = urlsplit(cluster.issuer_url).hostname or ""
         HostPort(host, 443)
@@ -103,33 +103,33 @@ def issuer_host(cluster: HostedCluster) -> str:
 
 
 def has_to_be_listed(cluster: HostedCluster, service: ControlPlaneService) -> bool:
-    """Whether a document without the service is refused; OVN's is one of nodes that use OVN."""
+    """Whether a document without the service is refused; OVN's is needed only with OVN."""
     if service is ControlPlaneService.OVN_SB_DB:
         return uses_ovn(cluster) and service not in cluster.model.unused
     return service in cluster.model.required_on(cluster.platform)
 
 
 def is_internal_balancer(cluster: HostedCluster, service: ControlPlaneService) -> bool:
-    """Whether the one load balancer of a service is for the guest's own network."""
+    """Whether the only load balancer of a service is for the guest's own network."""
     return is_private(cluster) and service not in cluster.model.open_balancers
 
 
 def behind_shared_ingress(cluster: HostedCluster) -> bool:
-    """Whether one router serves many clusters. Swift exists only where that is so."""
+    """Whether one router serves several clusters. Swift exists only then."""
     return cluster.shared_ingress or cluster.swift
 
 
 def names_api_server(cluster: HostedCluster) -> bool:
-    """Whether kube-apiserver has a Route with a name of its own."""
+    """Whether kube-apiserver has a Route with its own name."""
     found = cluster.publishing(ControlPlaneService.API_SERVER)
     return found is not None and found.strategy is Strategy.ROUTE and bool(found.hostname)
 
 
 def labels_routes(cluster: HostedCluster) -> bool:
-    """Whether Routes for everybody are left to a router of the control plane's own.
+    """Whether the control plane's own router serves Routes for everybody.
 
-    HyperShift's LabelHCPRoutes. Otherwise the ingress of the management cluster serves them;
-    Routes for the guest's own network are never left to that.
+    HyperShift's LabelHCPRoutes. Otherwise the ingress of the management cluster serves them; it
+    never serves Routes for the guest's own network.
     """
     if behind_shared_ingress(cluster):
         return True
@@ -139,7 +139,7 @@ def labels_routes(cluster: HostedCluster) -> bool:
 
 
 def uses_router(cluster: HostedCluster) -> bool:
-    """Whether the control plane has a router of its own: HyperShift's UseHCPRouter."""
+    """Whether the control plane has its own router: HyperShift's UseHCPRouter."""
     if cluster.platform is Platform.IBMCLOUD:
         return False
     if behind_shared_ingress(cluster) and not is_private(cluster):
@@ -148,9 +148,9 @@ def uses_router(cluster: HostedCluster) -> bool:
 
 
 def seen_at_node(address: str) -> frozenset[Viewpoint]:
-    """From where a port of a management node is seen.
+    """The viewpoints that see a port of a management node.
 
-    A name may stand for any address, so it counts as one of the internet.
+    A name may have any address, so it counts as public.
     """
     if is_address(address) and not reached_address(address).is_global:
         return GUEST_SIDE
@@ -158,24 +158,24 @@ def seen_at_node(address: str) -> frozenset[Viewpoint]:
 
 
 def is_published(endpoint: PlannedEndpoint) -> bool:
-    """Whether an endpoint is for anybody outside the management cluster."""
+    """Whether an endpoint is for clients outside the management cluster."""
     return bool(endpoint.visible_from & {Viewpoint.INTERNET, Viewpoint.GUEST_VPC})
 
 
 def seen_from(
     endpoints: Iterable[PlannedEndpoint], service: ControlPlaneService, where: Viewpoint
 ) -> tuple[PlannedEndpoint, ...]:
-    """The endpoints of a service that somebody there can reach."""
+    """The endpoints of a service that this viewpoint can reach."""
     return tuple(
         each for each in endpoints if each.service is service and where in each.visible_from
     )
 
 
 def listed(endpoints: Iterable[PlannedEndpoint]) -> VisibleServices:
-    """The same two lists, of what a plan has.
+    """The same two lists for a plan.
 
-    What everybody sees is seen from the guest's network too: only what is made for that network
-    alone counts as private.
+    The guest's network also sees public endpoints: only those made for that network alone count as
+    private.
     """
     found = tuple(endpoints)
     public = {each.service for each in found if Viewpoint.INTERNET in each.visible_from}

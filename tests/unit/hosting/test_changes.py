@@ -78,10 +78,10 @@ def test_going_private_tells_users_before_it_takes_their_load_balancer() -> None
     assert kubeconfigs.says == (
         "kubeconfigs: from apiserver.example.com:6443 to api.demo.hypershift.local:6443"
     )
-    assert "load balancer goes" in balancer.interrupts
+    assert "address" in balancer.interrupts and "all its connections" in balancer.interrupts
     # HyperShift deletes the other Route first as well: both have one name.
     assert oauth.says == (
-        "Route/oauth-private needs oauthserver.example.com, which cannot be had twice"
+        "Route/oauth-private needs oauthserver.example.com, which only one object can have"
     )
     assert oauth.interrupts == "oauthserver.example.com leads nowhere"
     assert found[4].says == (
@@ -233,7 +233,7 @@ def test_the_order_of_the_services_is_compared_too() -> None:
     back = replace(there.cluster, services=tuple(reversed(there.cluster.services)))
     (step,) = changes(there, make_plan(back))
     assert (step.act, step.what) == (ChangeKind.REFUSE, "spec.services")
-    assert "the order of the entries too" in step.says
+    assert "the order" in step.says
 
 
 def test_another_platform_or_name_is_another_cluster() -> None:
@@ -297,7 +297,7 @@ def test_other_blocks_cut_connections_and_nothing_else() -> None:
     old = cluster(allowed_cidrs=("203.0.113.0/24",))
     (step,) = steps(old, replace(old, allowed_cidrs=("198.51.100.0/24",)))
     assert (step.act, step.what) == (ChangeKind.UPDATE, "Service/kube-apiserver")
-    assert "not allowed any more" in step.interrupts
+    assert "no longer allowed" in step.interrupts
 
 
 def test_keeping_sources_is_a_change_too() -> None:
@@ -309,8 +309,8 @@ def test_keeping_sources_is_a_change_too() -> None:
     found = changes(make_plan(given), make_plan(given, keep_sources=True))
     assert {each.act for each in found} == {ChangeKind.UPDATE}
     assert found[0].what == "NetworkPolicy/published-apiserver"
-    assert found[0].interrupts == "whoever is not let in any more cannot connect"
-    assert "answer no more" in found[-1].interrupts
+    assert "cannot connect" in found[0].interrupts
+    assert "stop answering" in found[-1].interrupts
 
 
 def test_what_is_new_comes_before_what_changes() -> None:

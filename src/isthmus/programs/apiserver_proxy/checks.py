@@ -1,8 +1,7 @@
-"""The health checks of the apiserver proxy: each upstream is asked now and then whether it is well.
+"""The periodic health checks of the apiserver proxy's upstreams.
 
-HyperShift's haproxy.cfg says how to check and never does, since its server line lacks ``check``.
-What the answers mean together is rules.py; how an upstream is reached is
-ways.py, so that a check goes the way that connections go.
+HyperShift's haproxy.cfg describes a check that never runs, because its server line lacks ``check``.
+rules.py evaluates the results; ways.py connects, so that a check takes the same way as connections.
 """
 
 from __future__ import annotations
@@ -30,17 +29,17 @@ from isthmus.tunnel.end import Early, Ending
 from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import ProxyHeader, Tlv
 
-#: How long after the start of a check the next one may follow that a failed dial asks for.
+#: The earliest time after the start of a check at which a failed dial may trigger another.
 SOON_S = 1.0
 _log = logging.getLogger("isthmus.apiserver_proxy")
 
 
 class _ProbeError(Exception):
-    """An upstream is not well; the message says why."""
+    """An upstream is unhealthy; the message is the reason."""
 
 
 class Checker:
-    """Checks every upstream again and again."""
+    """Checks every upstream periodically."""
 
     def __init__(
         self,
@@ -63,7 +62,7 @@ class Checker:
         self._wake = asyncio.Event()
 
     def adopt(self, prepared: Prepared) -> None:
-        """Check as this plan says, and at once."""
+        """Adopt a plan, and check all upstreams at once."""
         self._prepared = prepared
         for known in (self._started, self._due):
             for at in [at for at in known if self._upstreams.find(at) is None]:
@@ -71,20 +70,18 @@ class Checker:
         self._due.clear()
         if prepared.plan.check.kind is Checks.NONE:
             for upstream in self._upstreams:
-                upstream.health = (
-                    UpstreamHealth()
-                )  # what was said of it will not be put right any more
+                upstream.health = UpstreamHealth()  # nothing would correct its metrics any more
         self._wake.set()
 
     def hurry(self, at: HostPort) -> None:
-        """Check an upstream soon: a connection to it failed."""
+        """Check an upstream soon, because a connection to it failed."""
         soon = max(self._loop.time(), self._started.get(at, float("-inf")) + SOON_S)
         if self._upstreams.find(at) is not None and soon < self._due.get(at, float("inf")):
             self._due[at] = soon
             self._wake.set()
 
     async def watch(self) -> None:
-        """Check for ever."""
+        """Check until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             while True:
                 self._wake.clear()
@@ -96,14 +93,14 @@ class Checker:
                     pass
 
     def _start_due(self, tasks: asyncio.TaskGroup) -> float | None:
-        """Begin the checks whose time has come; how long until the next one."""
+        """Begin the checks that are due; the time until the next one."""
         if self._prepared.plan.check.kind is Checks.NONE:
             return None
         now, waits = self._loop.time(), []
         for upstream in self._upstreams:
             at = upstream.at
             if at in self._running:
-                continue  # its end wakes us
+                continue  # its end wakes this loop
             due = self._due.get(at, now)
             if due <= now:
                 self._running.add(at)
@@ -122,7 +119,7 @@ class Checker:
             self._wake.set()
 
     async def check(self, upstream: Upstream) -> None:
-        """Check one upstream now, and note what came of it."""
+        """Check one upstream now, and record the result."""
         prepared = self._prepared
         check = prepared.plan.check
         limit_s = check.timeout_s or check.interval_s
@@ -136,13 +133,13 @@ class Checker:
         except _ProbeError as exc:
             said, ok = str(exc), False
         if self._upstreams.find(upstream.at) is not upstream:
-            return  # a new plan does without it
+            return  # a new plan does not name it
         self._metrics.checked(str(upstream.at), ok)
         if upstream.health.checked(ok, said, check.bounds):
             level, word = (logging.INFO, "up again") if ok else (logging.WARNING, "down")
             log(_log, level, f"an upstream is {word}", upstream=str(upstream.at), said=said)
         elif not ok and _log.isEnabledFor(logging.DEBUG):
-            log(_log, logging.DEBUG, "a check failed", upstream=str(upstream.at), said=said)
+            log(_log, logging.DEBUG, "health check failed", upstream=str(upstream.at), said=said)
 
     async def _probe(self, at: HostPort, prepared: Prepared, limit_s: float) -> str:
         plan, context = prepared.plan, prepared.check_context
@@ -152,7 +149,7 @@ class Checker:
             return "connected"
         if plan.proxy_protocol is not None:
             try:
-                sock.send(_header(sock, plan.proxy_protocol))  # fits an empty buffer
+                sock.send(_header(sock, plan.proxy_protocol))  # always fits into an empty buffer
             except OSError as exc:
                 self._poller.close(sock)
                 raise _ProbeError(f"{exc.strerror or exc}") from exc
@@ -171,9 +168,9 @@ def _host_header(name: str, at: HostPort) -> str:
 
 
 def _header(sock: socket.socket, tlvs: tuple[Tlv, ...]) -> bytes:
-    """What stands before a check: the same TLVs as before a connection, by which ways are chosen.
+    """The PROXY header of a check: the TLVs of a connection, because peers may route by them.
 
-    Behind an https proxy the socket is a UNIX one, which has no addresses to tell.
+    Behind an https proxy the socket is a UNIX socket, which has no addresses.
     """
     if sock.family == socket.AF_UNIX:
         return ProxyHeader(tlvs=tlvs).to_bytes()
@@ -183,7 +180,7 @@ def _header(sock: socket.socket, tlvs: tuple[Tlv, ...]) -> bytes:
 
 
 class _Server(TlsEnd):
-    """A connection to an upstream that is checked."""
+    """The connection of a check."""
 
     __slots__ = ("error",)
 
@@ -203,7 +200,7 @@ class _Server(TlsEnd):
 
 
 class _Answer(Early):
-    """Reads the status of an answer; tells the future once."""
+    """Reads the status of an answer and sets the future once."""
 
     __slots__ = ("_http", "_status", "end", "request")
 
@@ -224,7 +221,7 @@ class _Answer(Early):
         self.end: _Server | None = None
 
     def write(self, data: bytes) -> bool:
-        """Read on in the answer."""
+        """Parse more of the answer."""
         if self._status.done():
             return True
         try:
@@ -233,18 +230,18 @@ class _Answer(Early):
             while isinstance(event, h11.InformationalResponse):
                 event = self._http.next_event()
         except h11.RemoteProtocolError as exc:
-            self._fail(f"no HTTP: {exc}")
+            self._fail(f"not HTTP: {exc}")
             return True
         if isinstance(event, h11.Response):
             self._status.set_result(event.status_code)
         return True
 
     def write_eof(self) -> None:
-        """It has nothing more to say."""
+        """The upstream has closed its side."""
         self._fail("closed the connection without an answer")
 
     def abort(self, reason: Ending) -> None:
-        """The connection failed, or the handshake did."""
+        """The connection or its handshake failed."""
         why = self.end.error if self.end is not None else ""
         self._fail(why or "the connection broke")
 
@@ -263,20 +260,20 @@ async def _ask(
     host: str,
     path: str,
 ) -> int:
-    """Ask a connected upstream for a path; the status of its answer."""
+    """Request a path from a connected upstream; the status of its answer."""
     status: asyncio.Future[int] = loop.create_future()
     answer = _Answer(status, host, path)
     end = answer.end = _Server(sock, poller, context, answer, name)
     end.begin()
     end.write(answer.request)
-    end.read_again()  # what came while nobody owned the socket made its edge already
+    end.read_again()  # bytes that came while nobody read the socket have used up their edge
     try:
         found = await status
     except BaseException:
         end.abort(Ending.CANCELLED)
         raise
     finally:
-        answer.end = None  # which has it as its reader: freed at once, not by a collection
+        answer.end = None  # breaks a reference cycle, so that both are freed at once
     end.write_eof()
     end.let_go()
     return found

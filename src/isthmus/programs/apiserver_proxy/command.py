@@ -1,6 +1,6 @@
-"""``isthmus apiserver-proxy``: flags in, a running proxy out; and what a file for it says.
+"""``isthmus apiserver-proxy``: runs a proxy, and checks and converts its configuration file.
 
-What it takes to run is imported when a command runs.
+The modules that run a proxy are imported when a command runs.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ isthmus apiserver-proxy convert haproxy.cfg \\
 def check(file: str) -> int:
     """Check a configuration file
 
-    Everything that is wrong is said at once, with its place, and the exit code is 2. Certificates
-    need not be there.
+    All errors are reported at once, with file, line and column; the exit code is then 2. The
+    certificates that the file names need not exist.
 
     \b
     Example:
@@ -68,8 +68,8 @@ def check(file: str) -> int:
 def convert(file: str, ca_cert: str) -> int:
     """Convert the haproxy.cfg that HyperShift writes
 
-    The result is printed, with what is to be known about it on standard error. A line that cannot
-    be converted is an error with its place, and the exit code is 2.
+    The result is printed; warnings go to standard error. A line that cannot be converted is an
+    error with its location, and the exit code is 2.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""``isthmus manifest apiserver-proxy``: what runs the proxy on a node."""
+"""``isthmus manifest apiserver-proxy``: a manifest or unit that runs the proxy on a node."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""The connections of an apiserver proxy: the bounds, what is counted, and who is idle too long.
+"""The connections of an apiserver proxy: their limits, counters and idle timeout.
 
-An upstream is dialed as soon as the client is there.
+An upstream is dialed as soon as a client connects.
 
-Bytes are copied by joined ends, as everywhere, and not spliced in the kernel. Measured, rough
-medians of 3 interleaved rounds on 2 busy cores, a bare relay in Python takes 0.83 s of CPU per GB
-copying (336 MB/s), 0.55 splicing through a pipe of 64 KiB (461 MB/s) and 0.29 through one of 1 MiB
-(215 MB/s), and 16 µs for a small message either way. But splice costs four more descriptors for
-each connection, and a second data path; and copying, this proxy carries 0.95 to 1.5 times the bulk
-of a haproxy beside it, and 0.94 times its request/responses at 16 connections.
+Joined ends copy the bytes, as everywhere; nothing is spliced in the kernel. Measured (rough medians
+of 3 interleaved rounds on 2 busy cores), a bare relay in Python takes 0.83 s of CPU per GB when it
+copies (336 MB/s), 0.55 when it splices through a pipe of 64 KiB (461 MB/s), 0.29 through one of
+1 MiB (215 MB/s), and 16 µs for a small message either way. But splice costs four more descriptors
+per connection and a second data path. Copying, this proxy carries 0.95 to 1.5 times the bulk of a
+haproxy on the same machine, and 0.94 times its request/responses at 16 connections.
 """
 
 from __future__ import annotations
@@ -51,21 +51,21 @@ _NO_PLACE = {
     AdmissionRefusal.MEMORY: ProxyRefusal.TOO_MANY_OF_SOURCE,
 }
 
-#: Where a connection comes from and where it goes: there is one such at a time.
+#: Source and destination of a connection, which identify it at any one time.
 Pair = tuple[IpPort, IpPort]
 
 
 class ProxyTunnels(TunnelTable):
-    """The table of open tunnels, which also knows who is idle."""
+    """The table of open tunnels, which also finds idle ones."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, metrics: ApiserverProxyMetrics) -> None:
         super().__init__(loop, metrics)
         self._moved: dict[TunnelId, tuple[int, float]] = {}
 
     def reset_idle(self, *, now: float, idle_s: float) -> int:
-        """Reset the tunnels that carried no byte for so long; how many those were.
+        """Reset the tunnels that carried no byte for this long; their number.
 
-        A byte is seen at the next look: look several times within the time.
+        Traffic is noticed at the next call: call several times within the timeout.
         """
         before, self._moved = self._moved, {}
         idle = []
@@ -83,12 +83,12 @@ class ProxyTunnels(TunnelTable):
 
 
 class ProxyConnection(ForwardedConnection[ProxyRefusal]):
-    """A client that wants to be joined to an upstream."""
+    """A client to be joined to an upstream."""
 
     __slots__ = ("went",)
 
     _owner: ProxyConnections
-    #: The pair of the connection that it is joined to; None where there is none.
+    #: The addresses of the connection to the upstream; None if there is none.
     went: Pair | None
 
     @override
@@ -103,7 +103,7 @@ class ProxyConnection(ForwardedConnection[ProxyRefusal]):
 class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
     """Every connection of a proxy, from accept to the end.
 
-    ``uplink_of`` names the uplink that a connection came in by, which none should.
+    ``uplink_of`` names the uplink through which a connection came in; none should.
     """
 
     gone = ProxyRefusal.LEFT
@@ -129,7 +129,7 @@ class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
         self.checker = Checker(
             ground.loop, self.poller, self.ways, self.upstreams, metrics, prepared
         )
-        # A connection that comes in as one of ours went out closes a circle.
+        # An incoming connection that is one of our outgoing ones means a loop.
         self._came: dict[Pair, ProxyConnection] = {}
         self._went: dict[Pair, HostPort] = {}
         self._plan_changed = asyncio.Event()
@@ -152,7 +152,7 @@ class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
 
     @override
     def ready(self) -> Iterable[Check]:
-        # Only readiness: to start a proxy again because its apiserver is down mends nothing.
+        # Readiness only: restarting a proxy because its apiserver is down helps nobody.
         yield Check("upstreams", "" if self.upstreams.any_up else "every upstream is down")
 
     @override
@@ -188,11 +188,11 @@ class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
 
     @property
     def most(self) -> int:
-        """How many there may be."""
+        """The limits on connections."""
         return max(1, most_connections(self.plan.max_connections * self._pairs) // self._pairs)
 
     def adopt(self, prepared: Prepared) -> None:
-        """Do as this plan says from now on; what is open goes on."""
+        """Adopt a plan; open connections continue."""
         self.plan = prepared.plan
         self._pairs = prepared.pairs
         self.places.resize(self.most, prepared.plan.max_connections_per_source)
@@ -202,10 +202,10 @@ class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
         self._plan_changed.set()
         self._look.set()
 
-    # What is done now and then.
+    # Periodic work.
 
     async def _watch_idle(self) -> None:
-        """Reset idle connections for ever."""
+        """Reset idle connections until cancelled."""
         while True:
             self._plan_changed.clear()
             idle_s = self.plan.idle_timeout_s
@@ -216,19 +216,19 @@ class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
                 self.proxy_tunnels.reset_idle(now=self.now(), idle_s=idle_s)
 
     async def _watch_names(self) -> None:
-        """Look names up for ever: now and then, and soon when an upstream cannot be reached."""
+        """Look names up until cancelled: periodically, and soon after a failed dial."""
         while True:
             self._look.clear()
             failed = await self.ways.look_all_up(older_than_s=LOOK_AGAIN_S)
             for at, why in failed.items():
                 self.ground.once.log(
                     ("name", at), _QUIET_S, _log, logging.WARNING,
-                    "an upstream's name cannot be looked up", upstream=str(at), reason=why,
+                    "cannot look up the name of an upstream", upstream=str(at), reason=why,
                 )  # fmt: skip
             try:
                 async with asyncio.timeout(self.plan.resolve_every_s):
                     await self._look.wait()
-                await asyncio.sleep(LOOK_AGAIN_S)  # one look for all that failed meanwhile
+                await asyncio.sleep(LOOK_AGAIN_S)  # one lookup for all that failed meanwhile
             except TimeoutError:
                 pass
 
@@ -270,7 +270,7 @@ class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
         connection.try_each(order, timeout_s=self.plan.connect_timeout_s)
 
     def _refuse(self, sock: socket.socket, why: AdmissionRefusal, source: str) -> None:
-        """See net.gate.Refuse; whatever is spoken here, a reset is all that there is to say."""
+        """See net.gate.Refuse; a reset, because the protocol of the client is not known."""
         self._count(_NO_PLACE[why], source, "")
         reset(sock)
 
@@ -289,7 +289,7 @@ class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
         self.checker.hurry(at)
         self._look.set()
         self.ground.once.log(
-            ("upstream", at), _QUIET_S, _log, logging.WARNING, "an upstream cannot be reached",
+            ("upstream", at), _QUIET_S, _log, logging.WARNING, "cannot reach an upstream",
             upstream=str(at), reason=detail or failure.value,
         )  # fmt: skip
 
@@ -303,12 +303,12 @@ class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
     def _forget(self, connection: ProxyConnection) -> None:
         self.dialing.discard(connection)
         pair = connection.source, connection.destination
-        if self._came.get(pair) is connection:  # a reset frees the pair before we hear of it
+        if self._came.get(pair) is connection:  # a reset frees them earlier
             del self._came[pair]
 
     def _note(self, far: SocketEnd, at: HostPort) -> Pair | None:
-        """Remember a connection of ours, and end the one that it is, if it came in here already."""
-        if far.sock.family == socket.AF_UNIX:  # which is the inside of a proxy's TLS
+        """Remember an outgoing connection; end the incoming one that it is, if there is one."""
+        if far.sock.family == socket.AF_UNIX:  # the inner side of a TLS connection to a proxy
             return None
         try:
             pair = endpoint(far.sock.getsockname()), endpoint(far.sock.getpeername())

@@ -1,4 +1,4 @@
-"""What the settings of an apiserver proxy name, for the doctor: addresses, upstreams, its check."""
+"""For the doctor: the addresses, upstreams and health check in the proxy's settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from isthmus.programs.apiserver_proxy.settings import ApiserverProxySettings
 
 
 class ApiserverProxyLayout(SettingsLayout[ApiserverProxySettings]):
-    """An apiserver proxy's, by its flags or its file, which is read once.
+    """The layout of an apiserver proxy, from its flags or its file, which is read once.
 
     Raises:
         ConfigError: the file is wrong.

@@ -1,7 +1,7 @@
-"""The metrics of the apiserver proxy: what is counted, and under which name it is seen.
+"""The metrics of the apiserver proxy.
 
-What every program counts is in program.py; what speaks of links is left out, since a proxy has
-none. docs/reference/metrics.md is written from here by reference.py.
+Metrics that all programs have are in frame/observe/program.py; those about links are left out,
+since a proxy has none. docs/reference/metrics.md is generated from these declarations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from isthmus.frame.observe.counters import (
 from isthmus.frame.observe.program import ProgramMetrics
 
 DIAL_BUCKETS_S = (0.0005, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
-#: A file that is reloaded may name its upstreams otherwise each time.
+#: A bound, because every reload may bring new names of upstreams.
 MOST_LABELS = 1000
 
 
@@ -42,7 +42,7 @@ class ProxyRefusal(Enum):
 
 
 class ApiserverProxyMetrics(ProgramMetrics):
-    """Everything an apiserver proxy counts."""
+    """All metrics of an apiserver proxy."""
 
     has_links = False
     program = "apiserver_proxy"
@@ -59,7 +59,7 @@ class ApiserverProxyMetrics(ProgramMetrics):
         self.last_resort = 0
         self.reloads = 0
         self.reload_failures = 0
-        #: Asked at scrape time; the program replaces them while it starts.
+        #: Called on every scrape; the program replaces them while it starts.
         self.open_by_upstream: Callable[[], Mapping[str, float]] = no_counts
         self.up: Callable[[], Mapping[str, float]] = no_counts
         self.waiting: Callable[[], int] = lambda: 0

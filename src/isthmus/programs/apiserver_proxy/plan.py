@@ -1,7 +1,7 @@
-"""What ``isthmus apiserver-proxy`` is to do, as one value, whether flags or a file say it.
+"""The configuration of ``isthmus apiserver-proxy`` as one value, from flags or from a file.
 
-Flags are apiserver_proxy.py, the file apiserver_proxy_file.py, haproxy's own haproxy_cfg.py. The
-defaults are those of the haproxy.cfg that HyperShift writes, where that says anything.
+Flags are read in settings.py, the file in settings_file.py, haproxy's in settings_haproxy_cfg.py.
+Defaults are those of the haproxy.cfg that HyperShift writes, where it has any.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from isthmus.text.addresses import is_loopback, plain_address, reached_address
 from isthmus.values import HostPort, is_address
 from isthmus.wire.proxy_protocol import CRC32C, MAX_HEADER_BYTES, NOOP, Tlv
 
-#: The address that HyperShift gives the ``kubernetes`` service's endpoint on every node.
+#: HyperShift's address of the ``kubernetes`` Service's endpoint, the same on every node.
 ADVERTISED = "172.20.0.1"
 PORT = 6443
 MAX_UPSTREAMS = 64
 MAX_TLVS = 32
 MOST_CONNECTIONS = 1_000_000
 MAX_RETRIES = 16
-# Below what other programs read as a header, together with the addresses.
+# With the addresses, below the header size that other programs read.
 _MAX_TLV_BYTES = MAX_HEADER_BYTES // 8
 _TLV_TYPE = re.compile(r"0[xX][0-9A-Fa-f]{1,2}|0|[1-9][0-9]{0,2}", re.ASCII)
 _PATH = re.compile(r"/[!-~]*", re.ASCII)
 
-#: An address to listen on, empty for all of them, and a port.
+#: An address to listen on, empty for all addresses, and a port.
 ListenAt = tuple[str, int]
 
 
 class Checks(Enum):
-    """How it is found out whether an upstream is well."""
+    """How the health of an upstream is checked."""
 
     HTTPS = "https"
     TCP = "tcp"
@@ -46,44 +46,44 @@ class Checks(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckPlan:
-    """How upstreams are checked; files are paths, an empty one is not given."""
+    """How upstreams are checked; files are paths, empty if not given."""
 
     kind: Checks = Checks.HTTPS
     path: str = "/version"
     ca: str = ""
     cert: str = ""
     key: str = ""
-    #: What the certificate must be for; empty is the upstream's own host.
+    #: The name that the certificate must have; empty is the upstream's own host.
     server_name: str = ""
     interval_s: float = 10.0
-    #: 0 is as long as the interval, as in haproxy.
+    #: 0 is the interval, as in haproxy.
     timeout_s: float = 0.0
     bounds: Bounds = field(default_factory=Bounds)
-    #: Statuses that speak for life besides 2xx and 3xx.
+    #: Statuses that are healthy besides 2xx and 3xx.
     accepted: tuple[int, ...] = (401, 403)
 
     def is_alive(self, status: int) -> bool:
-        """Whether an answer with this status is one of a server that is well."""
+        """Whether this status of an answer means a healthy server."""
         return 200 <= status < 400 or status in self.accepted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThroughPlan:
-    """An HTTP proxy on the way to the upstreams, and who is reached without it."""
+    """An HTTP proxy on the way to the upstreams, and the hosts reached without it."""
 
     proxy: ProxyAddress
     ca: str = ""
     no_proxy: tuple[str, ...] = ()
-    #: The cluster's service and pod networks.
+    #: The Service and pod networks of the cluster.
     networks: tuple[str, ...] = ()
 
     def proxy_for(self, upstream: HostPort, *, own: Sequence[ListenAt]) -> ProxyAddress | None:
-        """The proxy on the way to an upstream; None reaches it directly.
+        """The proxy on the way to an upstream; None if it is reached directly.
 
-        NO_PROXY as HyperShift reads it for the apiserver: as everybody does, and besides, an entry
-        with "kubernetes" in it, one that is the cluster's service or pod network, or one that
-        exempts an address where this node listens for the apiserver (``own``) exempts the
-        apiserver, whatever it is called.
+        NO_PROXY has its usual meaning, and as in HyperShift three kinds of entry exempt the
+        apiserver whatever its name is: one that contains "kubernetes", one that is the cluster's
+        Service or pod network, and one that exempts an address on which this node listens for the
+        apiserver (``own``).
         """
         networks = {_network(text) for text in self.networks}
         for entry in self.no_proxy:
@@ -91,7 +91,7 @@ class ThroughPlan:
                 return None
         rules = ProxyRules.from_environment({"NO_PROXY": ",".join(self.no_proxy)})
         rules = replace(rules, proxy=self.proxy)
-        # Loopback is exempt without an entry: that says nothing about the apiserver.
+        # Loopback is exempt without an entry, which says nothing about the apiserver.
         told = [at for at in own if at[0] and not is_loopback(at[0])]
         if any(rules.proxy_for(host, port) is None for host, port in told):
             return None
@@ -100,7 +100,7 @@ class ThroughPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyPlan:
-    """Everything that decides what becomes of a connection."""
+    """The configuration of a proxy."""
 
     listen: tuple[ListenAt, ...] = ((ADVERTISED, PORT),)
     manage_address: bool = True
@@ -108,24 +108,24 @@ class ProxyPlan:
     upstreams: tuple[HostPort, ...] = ()
     check: CheckPlan = field(default_factory=CheckPlan)
     connect_timeout_s: float = 10.0
-    #: Reset a connection without a byte for so long; 0 never does.
+    #: Idle connections are reset after this long; 0 is never.
     idle_timeout_s: float = 600.0
     retries: int = 3
     max_connections: int = 7000
-    #: Of these, for one source on another machine; 0 is three quarters.
+    #: The share of one source on another machine; 0 is three quarters.
     max_connections_per_source: int = 0
     resolve_every_s: float = 30.0
-    #: What a PROXY header says besides the addresses; None sends none.
+    #: TLVs of the PROXY header; None sends no header.
     proxy_protocol: tuple[Tlv, ...] | None = None
     through: ThroughPlan | None = None
 
     def proxy_for(self, upstream: HostPort) -> ProxyAddress | None:
-        """The HTTP proxy on the way to an upstream; None reaches it directly."""
+        """The HTTP proxy on the way to an upstream; None if it is reached directly."""
         return None if self.through is None else self.through.proxy_for(upstream, own=self.listen)
 
     @property
     def managed(self) -> tuple[IPv4Address | IPv6Address, ...]:
-        """The addresses to put on ``lo``: neither loopback, which is there, nor all addresses."""
+        """The addresses to put on ``lo``: neither loopback, which exists, nor the wildcard."""
         if not self.manage_address:
             return ()
         found = [ip_address(host) for host, _ in self.listen if is_address(host)]
@@ -133,7 +133,7 @@ class ProxyPlan:
         return tuple(dict.fromkeys(wanted))
 
     def leads_to_itself(self, upstream: HostPort) -> bool:
-        """Whether an upstream, given by its address, is where we listen."""
+        """Whether an upstream given by its address is where this proxy listens."""
         if not is_address(upstream.host):
             return False
         there = reached_address(upstream.host)
@@ -148,33 +148,35 @@ class ProxyPlan:
 
 
 def check_plan(plan: ProxyPlan, *, listen: str = "--listen", upstream: str = "--upstream") -> None:
-    """Hold a plan against itself; ``listen`` and ``upstream`` are what sentences call them.
+    """Check a plan; ``listen`` and ``upstream`` are the names of these settings in errors.
 
     Raises:
         ConfigError: one sentence.
     """
     for index, at in enumerate(plan.listen):
         if at[1] and at in plan.listen[:index]:
-            raise ConfigError(f"{listen}: {at[0]} port {at[1]} is there twice")
+            raise ConfigError(f"{listen}: {at[0]} port {at[1]} is given twice")
     for address in plan.managed:
         try:
             parse_bind_address(str(address))
         except ConfigError as error:
-            # It names the flag of an agent that is for the same kind of address.
+            # The error names the agent's flag for such an address.
             raise ConfigError(str(error).replace("--bind-address", listen)) from None
     for name in plan.uplinks:
         check_interface("uplink-interface", name)
     if NO_UPLINK in plan.uplinks and len(plan.uplinks) > 1:
-        raise ConfigError(f"--uplink-interface={NO_UPLINK} cannot stand beside an interface")
+        raise ConfigError(f"--uplink-interface={NO_UPLINK} cannot be combined with an interface")
     if "lo" in plan.uplinks:
         raise ConfigError("--uplink-interface lo would drop the connections of this node")
     if len(plan.upstreams) > MAX_UPSTREAMS:
-        raise ConfigError(f"{upstream}: {len(plan.upstreams)} are more than {MAX_UPSTREAMS}")
+        raise ConfigError(
+            f"{upstream}: {len(plan.upstreams)} given, at most {MAX_UPSTREAMS} allowed"
+        )
     for index, one in enumerate(plan.upstreams):
         if one in plan.upstreams[:index]:
-            raise ConfigError(f"{upstream} {one} is there twice")
+            raise ConfigError(f"{upstream} {one} is given twice")
         if plan.leads_to_itself(one):
-            raise ConfigError(f"{upstream} {one} is where this proxy listens itself")
+            raise ConfigError(f"{upstream} {one} is an address that this proxy itself listens on")
 
 
 def read_listen(text: str) -> ListenAt:
@@ -219,14 +221,14 @@ def read_tlv_type(text: str) -> int:
     if number > 255:
         raise ValueError("is not a TLV type from 0x00 to 0xFF")
     if number in (CRC32C, NOOP):
-        raise ValueError("is a checksum or padding, which is not sent")
+        raise ValueError("is the TLV of a checksum or of padding, which is not sent")
     return number
 
 
 def check_tlvs(tlvs: tuple[Tlv, ...]) -> str:
-    """Say why these cannot be in one header; empty when they can."""
+    """Why these TLVs do not fit into one header; empty if they do."""
     if len(tlvs) > MAX_TLVS:
-        return f"are {len(tlvs)} TLVs, at most {MAX_TLVS} are possible"
+        return f"are {len(tlvs)} TLVs; the maximum is {MAX_TLVS}"
     if any(len(tlv.value) > _MAX_TLV_BYTES for tlv in tlvs):
         return f"have a value of more than {_MAX_TLV_BYTES} bytes"
     if sum(3 + len(tlv.value) for tlv in tlvs) > MAX_HEADER_BYTES // 2:
@@ -235,10 +237,10 @@ def check_tlvs(tlvs: tuple[Tlv, ...]) -> str:
 
 
 def read_path(text: str) -> str:
-    """Read the path, with its query, that a check asks for.
+    """Read the path of a check, with its query.
 
     Raises:
-        ValueError: it cannot stand in a request.
+        ValueError: it cannot be used in a request.
     """
     if not _PATH.fullmatch(text) or len(text) > 1024 or "#" in text:
         raise ValueError("is not a path such as /version, percent-encoded")
@@ -246,7 +248,7 @@ def read_path(text: str) -> str:
 
 
 def read_status(text: str) -> int:
-    """Read a status of HTTP.
+    """Read an HTTP status.
 
     Raises:
         ValueError: it is none.

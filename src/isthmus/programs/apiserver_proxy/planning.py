@@ -1,6 +1,6 @@
 """The plan of an apiserver proxy with its certificates, from flags or from a file that may change.
 
-What a plan is, and reading it, is plan.py and its neighbours.
+Plans are defined in plan.py and read in the ``settings`` modules.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _log = logging.getLogger("isthmus.apiserver_proxy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A plan whose files are there and fit for use."""
+    """A plan whose files were read and are valid."""
 
     plan: ProxyPlan
     check_context: HotContext | None = None
@@ -36,7 +36,7 @@ class Prepared:
 
     @property
     def pairs(self) -> int:
-        """How many pairs of descriptors a connection takes: by a proxy's TLS, another one."""
+        """The pairs of descriptors per connection: TLS to a proxy takes another one."""
         return 1 if self.proxy_context is None else 2
 
     @property
@@ -46,7 +46,7 @@ class Prepared:
 
 
 def prepare(plan: ProxyPlan, *, flags: bool) -> Prepared:
-    """Read the certificates that a plan names; reads files.
+    """Read the certificates that a plan names.
 
     Raises:
         ConfigError: one of them is wrong.
@@ -70,7 +70,7 @@ def _context(files: TlsFiles) -> ssl.SSLContext:
 
 
 def read_plan(path: str, *, what: str = "--config ") -> ProxyPlan:
-    """Read a file; ``what`` stands before its name when it cannot be read.
+    """Read a file; errors put ``what`` before its name.
 
     Raises:
         ConfigError: it cannot be read or is wrong.
@@ -85,12 +85,12 @@ def _read_prepared(path: str) -> Prepared:
 
 
 class PlanSource(Part):
-    """Where the plan comes from: flags, or a ``file`` that is to be watched.
+    """Where the plan comes from: flags, or a ``file`` to be watched.
 
-    ``current`` is the one in use, ``changed`` hears of a new one.
+    ``current`` is the plan in use, ``changed`` is called with a new one.
 
-    Connections that are open stay open whatever a new plan says. A file that is gone or not right
-    changes nothing, and is said once, in one line.
+    Open connections stay open when the plan changes. A file that is missing or invalid changes
+    nothing, and is logged once, in one line.
     """
 
     def __init__(self, ground: Ground[ApiserverProxySettings, ApiserverProxyMetrics]) -> None:
@@ -126,7 +126,7 @@ class PlanSource(Part):
     @override
     def reload(self) -> None:
         if self.file is None:
-            log(_log, logging.INFO, "nothing to reload: there is no --config")
+            log(_log, logging.INFO, "nothing to reload: --config is not set")
         else:
             self.file.look_now()
 
@@ -134,12 +134,12 @@ class PlanSource(Part):
         self._metrics.reload_failures += 1
         first, *more = str(error).splitlines()
         log(
-            _log, logging.WARNING, "the changed configuration is wrong, the old one stays in use",
+            _log, logging.WARNING, "cannot use the changed configuration, keeping the previous one",
             error=first, more=len(more),
         )  # fmt: skip
 
     def _take(self, prepared: Prepared) -> None:
-        assert self.file is not None  # it is what was read
+        assert self.file is not None  # the same content as before
         old, new = self.current.plan, prepared.plan
         kept = replace(
             new, listen=old.listen, manage_address=old.manage_address, uplinks=old.uplinks

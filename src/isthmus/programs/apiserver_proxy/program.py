@@ -1,8 +1,8 @@
-"""The apiserver proxy: a node's own way to the apiserver of its cluster, which runs elsewhere.
+"""The apiserver proxy: a node's own address for the apiserver of its cluster.
 
-Its addresses are put on ``lo`` and taken away in the end; what keeps other machines from them, and
-how several programs of a host share one, is net/host_address.py. What happens to connections is
-connections.py, the plan planning.py.
+The proxy puts its addresses on ``lo`` and removes them when it ends; net/host_address.py keeps
+other machines from them and lets several programs of a host share one. Connections are handled in
+connections.py, the plan in planning.py.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 INTERFACE = "lo"
 REFRESH_S = 10.0
-#: How long an address may take to be taken away, before the program leaves without that.
+#: How long removing an address may take before the program exits without it.
 TAKE_AWAY_S = 5.0
 _SAY_AGAIN_S = 60.0
 _CALLER = AddressUser(who="apiserver proxy", address_flag="--listen")
@@ -47,7 +47,7 @@ _log = logging.getLogger("isthmus.apiserver_proxy")
 
 
 class Addresses(Part):
-    """What a plan wants on ``lo``; nothing when it wants nothing.
+    """Puts the addresses of a plan on ``lo``, if it has any.
 
     A worker has none of its own: with ``put`` False they are its parent's.
     """
@@ -70,7 +70,7 @@ class Addresses(Part):
             held = await asyncio.to_thread(self._put, address)
             self._held.append(held)
             log(
-                _log, logging.INFO, "has an address for this host", address=str(address),
+                _log, logging.INFO, "address is on this host", address=str(address),
                 interface=held.where, uplinks=",".join(held.uplinks) or "none",
             )  # fmt: skip
 
@@ -85,7 +85,7 @@ class Addresses(Part):
             ) from error
 
     def uplink_of(self, sock: socket.socket) -> str:
-        """The uplink that a connection came in by, which the rule should have kept away."""
+        """The uplink through which a connection came in despite the firewall rule."""
         for one in self._held:
             name = one.uplink_of(sock)
             if name:
@@ -101,7 +101,7 @@ class Addresses(Part):
         return {"addresses": self.held}
 
     async def _watch(self) -> None:
-        """See for ever that they are there."""
+        """Keep the addresses in place until cancelled."""
         while True:
             for one in self._held:
                 await self._refresh(one)
@@ -112,29 +112,29 @@ class Addresses(Part):
         self._refreshing = loop.run_in_executor(None, one.refresh)
         try:
             said = await asyncio.shield(self._refreshing)
-        except Exception as exc:  # the connections that are open need none of it
+        except Exception as exc:  # open connections do not need the address
             said = [f"cannot look after the address {one.address}: {exc!r}"]
         for sentence in said:
             self._once.log(("address", sentence), _SAY_AGAIN_S, _log, logging.WARNING, sentence)
 
     @override
     async def wait_closed(self) -> None:
-        # Taken from lo, if that does not take for ever.
+        # Removed from lo, within a time limit.
         held, self._held = self._held, []
         for one in held:
             try:
                 async with asyncio.timeout(TAKE_AWAY_S):
-                    if self._refreshing is not None:  # or it would put back what we take
+                    if self._refreshing is not None:  # or it would restore the address
                         await asyncio.wait([self._refreshing])
                     await asyncio.to_thread(one.take_away)
-            except Exception as exc:  # whoever starts next takes it over
+            except Exception as exc:  # the next program to start takes it over
                 log(
-                    _log, logging.ERROR, "cannot take the address away", address=str(one.address),
+                    _log, logging.ERROR, "cannot remove the address", address=str(one.address),
                     reason=str(exc) or type(exc).__name__,
                 )  # fmt: skip
 
 
-#: How long names may take to be looked up before anybody is let in without.
+#: How long looking up names may delay accepting clients.
 FIRST_LOOK_S = 2.0
 LISTEN = "--listen"
 
@@ -142,7 +142,7 @@ ProxyGround = Ground[ApiserverProxySettings, ApiserverProxyMetrics]
 
 
 def parts(ground: ProxyGround) -> tuple[Part, ...]:
-    """The parts of a proxy, foundations first; the plan decides what some of them are.
+    """The parts of a proxy, foundations first; some depend on the plan.
 
     Raises:
         ConfigError: the plan, or a file that it names, is wrong.
@@ -160,7 +160,7 @@ def parts(ground: ProxyGround) -> tuple[Part, ...]:
 
 
 def worker_plan(settings: ApiserverProxySettings) -> WorkerPlan:
-    """Share a proxy between processes; the address of the node is the parent's.
+    """Split a proxy between processes; the parent manages the address of the node.
 
     Raises:
         ConfigError: its plan is wrong.
@@ -170,7 +170,7 @@ def worker_plan(settings: ApiserverProxySettings) -> WorkerPlan:
     addresses, bound = Addresses(plan, OncePer()), BoundAddresses(plan)
 
     def of_slot(slot: WorkerSlot) -> ApiserverProxySettings:
-        if settings.config:  # what its file says holds for each worker
+        if settings.config:  # the settings of the file apply to each worker
             return settings
         return slot.shared(settings, "max_connections", "max_connections_per_source")
 
@@ -178,14 +178,14 @@ def worker_plan(settings: ApiserverProxySettings) -> WorkerPlan:
         bind=bound.bind,
         settings=of_slot,
         parts=(addresses, bound),
-        # Whoever came in by an uplink, which the rule should have kept away.
+        # Clients that came in through an uplink despite the firewall rule.
         refuses=lambda sock: bool(addresses.uplink_of(sock)),
         reloads=True,
     )
 
 
 class BoundAddresses(Part):
-    """Binds what a plan listens at, and shows where that is."""
+    """Binds the ports of a plan, and shows their addresses."""
 
     def __init__(self, plan: ProxyPlan) -> None:
         self.plan = plan
@@ -207,7 +207,7 @@ class BoundAddresses(Part):
 
 
 class _Listening(Listening):
-    """Lets nobody in before names were looked up, or could have been."""
+    """Delays clients until names were looked up, or the time for that is over."""
 
     def __init__(
         self, ground: ProxyGround, bound: BoundAddresses, connections: ProxyConnections
@@ -218,14 +218,14 @@ class _Listening(Listening):
         super().__init__(ground, bound.bind, accept, bound=partial(self._listens_at))
 
     def _listens_at(self, host: str, port: int) -> None:
-        """No name may lead there."""
+        """The addresses to which no name may lead."""
         if is_address(host):
             self._connections.ways.listens_at(endpoint((host, port)))
 
     @override
     async def open(self) -> None:
         await super().open()
-        for host, port in self._plan.listen:  # a worker hears where it is later
+        for host, port in self._plan.listen:  # a worker learns the address later
             self._listens_at(host, port)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_LOOK_S):

@@ -1,8 +1,8 @@
 """The proxy that gives a node its own address for kube-apiserver: static pod, unit or Ignition.
 
 HyperShift's static pod has one probe, which goes through to the apiserver: when that is down, every
-proxy is started again. Here both probes ask the proxy about itself. Its address is set up by the
-program, with the one capability that takes, and by no script.
+proxy is restarted. Here both probes ask the proxy about itself. The program itself sets up its
+address, with the one capability that this needs and without a script.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from isthmus.settings.options import options_of
 from isthmus.text.go_yaml import to_yaml
 
 VERSION = "3.2.0"
-#: Left as they are in a URL, besides letters and digits (RFC 3986 §3.3, without what starts a part)
+#: Not percent-encoded in a URL, besides letters and digits (RFC 3986 §3.3, without delimiters).
 _SAFE = "/:=,;@!*()-._~"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IgnitionFile:
-    """A file of root; ``group`` is a name or a number, empty for root's."""
+    """A file owned by root; ``group`` is a name or a number, empty for root's group."""
 
     path: str
     contents: bytes
@@ -61,7 +61,7 @@ class IgnitionFile:
 
 
 def data_url(contents: bytes) -> str:
-    """The contents as a URL: readable where it is text, else in base64."""
+    """The contents as a data URL: percent-encoded text, otherwise base64."""
     try:
         contents.decode("ascii")
     except UnicodeDecodeError:
@@ -75,7 +75,7 @@ def ignition(
     units: Mapping[str, str] | None = None,
     groups: Sequence[str] = (),
 ) -> str:
-    """Write it; ``units`` are texts by name, and enabled; ``groups`` are made, as system groups."""
+    """Write it; ``units`` are texts by name, all enabled; ``groups`` become system groups."""
     document: dict[str, Any] = {"ignition": {"version": VERSION}}
     if groups:
         document["passwd"] = {"groups": [{"name": name, "system": True} for name in groups]}
@@ -89,7 +89,7 @@ def ignition(
     return json.dumps(document, indent=2) + "\n"
 
 
-#: Where HyperShift has haproxy.cfg, and where the kubelet looks for static pods.
+#: HyperShift's directory for haproxy.cfg, and the kubelet's for static pods.
 CONFIG = "/etc/kubernetes/apiserver-proxy-config/apiserver-proxy.yaml"
 MANIFESTS = "/etc/kubernetes/manifests"
 _SPARE_S = 10
@@ -98,10 +98,10 @@ _PROGRAM = "apiserver-proxy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyManifestPlan:
-    """How the proxy is to run, and what was typed for it.
+    """The settings of the manifest and of the proxy in it.
 
-    ``given`` has the proxy's flags as they were typed, ``settings`` what they mean, ``carried`` the
-    contents of files that Ignition brings to the node, by their paths there.
+    ``given`` has the proxy's flags as they were typed, ``settings`` their values, ``carried`` the
+    contents of files that Ignition writes to the node, by their paths there.
     """
 
     manifest: ApiserverProxyManifestSettings
@@ -111,9 +111,9 @@ class ProxyManifestPlan:
 
     @property
     def config(self) -> str:
-        """The path of the configuration; empty where flags say it all.
+        """The path of the configuration file; empty if flags are used.
 
-        Ignition writes one: a password in a command line is everybody's to read.
+        Ignition writes a file: every user can read a password in a command line.
         """
         if self.settings.config or self.manifest.form != IGNITION:
             return self.settings.config
@@ -121,12 +121,12 @@ class ProxyManifestPlan:
 
     @property
     def known(self) -> ProxyPlan | None:
-        """What the proxy is to do; None where a file of the node says it."""
+        """The plan of the proxy; None if a file on the node has it."""
         return None if self.settings.config else self.settings.plan()
 
     @property
     def args(self) -> list[str]:
-        """The proxy's own command line, without the program."""
+        """The proxy's arguments, beginning with the name of the program."""
         given = self.given
         if self.config:
             inside = {
@@ -140,17 +140,17 @@ class ProxyManifestPlan:
 
     @property
     def files(self) -> tuple[FlagFile, ...]:
-        """The files that it reads, as far as flags name them.
+        """The files that it reads, if flags name them.
 
         Raises:
-            ConfigError: a path is none that a manifest can say.
+            ConfigError: a path cannot be used in a manifest.
         """
         config = [FlagFile.named("--config", self.config)] if self.config else []
         return (*config, *volumes.flag_files(self.settings, without=("config",)))
 
     @property
     def capabilities(self) -> list[str]:
-        """What the kernel has to allow it: to put addresses on ``lo``, to listen on low ports."""
+        """The capabilities it needs: to put addresses on ``lo``, to listen on low ports."""
         plan = self.known
         if plan is None:
             return [containers.NET_ADMIN]
@@ -160,7 +160,7 @@ class ProxyManifestPlan:
 
     @property
     def grace_s(self) -> int:
-        """How long it may take to end, the address included."""
+        """How long it may take to end, including removing the address."""
         return math.ceil(self.settings.graceful_shutdown_timeout_s) + _SPARE_S
 
 
@@ -168,7 +168,7 @@ def apiserver_proxy_manifest(plan: ProxyManifestPlan) -> str:
     """Write the manifest.
 
     Raises:
-        ConfigError: the proxy cannot run in that form; one sentence that says why.
+        ConfigError: the proxy cannot run in that form; one sentence with the reason.
     """
     _check(plan)
     if plan.manifest.form == IGNITION:
@@ -179,15 +179,15 @@ def apiserver_proxy_manifest(plan: ProxyManifestPlan) -> str:
 def _check(plan: ProxyManifestPlan) -> None:
     what = "a static pod" if plan.manifest.runs_as == STATIC_POD else "a unit"
     if plan.settings.admin.health_port == 0:
-        raise ConfigError("--health-port must not be 0 in a manifest: probes have to find it")
+        raise ConfigError("--health-port must not be 0 in a manifest: probes need a fixed port")
     for file in plan.files:
         if SERVICE_ACCOUNT in file.path.parents:
             raise ConfigError(
-                f"{file.flag} {file.path}: {what} has no service account; name a file of the node"
+                f"{file.flag} {file.path}: {what} has no service account; name a file on the node"
             )
     named = references(plan.given)
     if named and (plan.config or plan.manifest.runs_as != STATIC_POD):
-        raise ConfigError(f"$({named[0]}) means something in the flags of a pod only")
+        raise ConfigError(f"$({named[0]}) is expanded only in the flags of a pod")
 
 
 def _static_pod(plan: ProxyManifestPlan) -> str:
@@ -205,7 +205,7 @@ def _static_pod(plan: ProxyManifestPlan) -> str:
         env=fields(references(plan.given)),
         volumes=found,
         ports=_ports(plan),
-        # Ready as long as it is alive: whether the apiserver is, its own probes know.
+        # Ready while it is alive: the apiserver has probes of its own.
         probes=containers.probes_of(
             settings.admin,
             readiness="/livez",
@@ -245,9 +245,9 @@ def _unit(plan: ProxyManifestPlan) -> str:
         description="Isthmus apiserver proxy",
         comments=[line.format(group=group, names=names) for line in _UNIT_COMMENTS],
         commands=[
-            # The program itself puts the address on lo and removes it: no script, no second unit.
+            # The program puts the address on lo and removes it: no script, no second unit.
             ("ExecStart", command_line([plan.manifest.executable, *plan.args])),
-            # A changed --config is noticed by itself; this is for who cannot wait.
+            # A changed --config is noticed automatically; this reloads it at once.
             ("ExecReload", "/bin/kill -HUP $MAINPID"),
         ],
         files=plan.files,
@@ -266,9 +266,9 @@ def _ignition(plan: ProxyManifestPlan) -> str:
     contents = dict(plan.carried)
     if plan.known is not None:
         if CONFIG in contents:
-            raise ConfigError(f"--file {CONFIG} is written from the flags; leave one of them out")
+            raise ConfigError(f"--file {CONFIG} is also written from the flags; omit one of them")
         contents = {CONFIG: write(plan.known).encode(), **contents}
-    # Who reads them: root in a pod with a capability, else a group.
+    # The reader: root in a pod with a capability, otherwise a group.
     group: str | int = "" if plan.capabilities else manifest.run_as
     if not is_pod:
         group = manifest.unit_group
@@ -286,20 +286,20 @@ def _ignition(plan: ProxyManifestPlan) -> str:
 
 
 def plan_warnings(plan: ProxyManifestPlan) -> list[str]:
-    """What is not wrong and may still not be meant, each a sentence."""
+    """Warnings, one sentence each."""
     found, known = [], plan.known
     proxy = known.through.proxy if known is not None and known.through is not None else None
     if plan.manifest.form != IGNITION:
         if proxy is not None and proxy.user is not None:
             found.append(
-                "whoever may list processes reads the password of --http-proxy; --config has it in"
-                " a file"
+                "every user who can list processes can read the password of --http-proxy; with"
+                " --config it is in a file"
             )
         return found
     written = {*plan.carried, *([CONFIG] if known is not None else [])}
     missing = [str(file.path) for file in plan.files if str(file.path) not in written]
     if missing:
         found.append(
-            f"the node must have these files already, or --file brings them: {', '.join(missing)}"
+            f"these files must exist on the node, unless --file adds them: {', '.join(missing)}"
         )
     return found

@@ -1,10 +1,9 @@
-"""The upstreams of a proxy: which of them are well, and which is tried first, second and third.
+"""The upstreams of a proxy: their health, and the order in which to try them.
 
-Health is haproxy's: one that was well is down after ``fall`` failed checks in a row, and one that
-was down is well after ``rise`` good ones. It begins well, so that the first connections need not
-wait for a check. Nobody is ever left out: those that are down come last, and are tried when there
-is nobody else. Who checks is checks.py, who dials
-connections.py.
+Health works as in haproxy: an upstream is down after ``fall`` failed checks in a row, and up again
+after ``rise`` good ones. It starts up, so that the first connections need not wait for a check. No
+upstream is ever excluded: those that are down are tried last. checks.py checks, connections.py
+dials.
 """
 
 from __future__ import annotations
@@ -14,26 +13,26 @@ from dataclasses import dataclass, field
 
 from isthmus.values import HostPort
 
-#: How long one that could not be reached comes after those that could, whatever its checks say.
+#: How long an upstream that could not be reached is tried last, regardless of its checks.
 FAILED_FOR_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """How many checks in a row change a mind."""
+    """The number of checks in a row that change the state."""
 
     fall: int = 3
     rise: int = 3
 
 
 class UpstreamHealth:
-    """What the checks of one upstream have said."""
+    """The state of one upstream by its checks."""
 
     __slots__ = ("checks", "in_a_row", "is_up", "said")
 
     def __init__(self) -> None:
         self.is_up = True
-        #: How many checks in a row spoke against ``is_up``.
+        #: The number of checks in a row that contradict ``is_up``.
         self.in_a_row = 0
         self.checks = 0
         self.said = "not checked yet"
@@ -42,7 +41,7 @@ class UpstreamHealth:
         return f"<UpstreamHealth {'up' if self.is_up else 'down'}, {self.in_a_row} against it>"
 
     def checked(self, ok: bool, said: str, bounds: Bounds) -> bool:
-        """Take the result of a check; whether that changed the state."""
+        """Take the result of a check; True if it changed the state."""
         self.checks += 1
         self.said = said
         if ok == self.is_up:
@@ -57,7 +56,7 @@ class UpstreamHealth:
 
 @dataclass(slots=True)
 class Upstream:
-    """One upstream, as long as some plan names it or a connection is open to it."""
+    """An upstream that the plan names or that has open connections."""
 
     at: HostPort
     health: UpstreamHealth = field(default_factory=UpstreamHealth)
@@ -65,14 +64,14 @@ class Upstream:
     failed_until: float = float("-inf")
 
     def has_failed(self, now: float) -> bool:
-        """Whether it could not be reached a moment ago."""
+        """Whether a dial to it failed recently."""
         return self.failed_until > now
 
 
 class Upstreams:
-    """Every upstream in use, its health and how many connections it has.
+    """Every upstream in use, with its health and its number of connections.
 
-    ``took``, then one of ``let_go`` and ``failed``, for each dial; an upstream that a new plan
+    Call ``took`` for each dial, then either ``let_go`` or ``failed``. An upstream that a new plan
     does not name is forgotten with its last connection.
     """
 
@@ -89,7 +88,7 @@ class Upstreams:
         return len(self._wanted)
 
     def replace(self, at: Sequence[HostPort]) -> None:
-        """Use these from now on; those that stay keep their health and their connections."""
+        """Use these from now on; upstreams that stay keep their health and their connections."""
         self._wanted = tuple(dict.fromkeys(at))
         for wanted in self._wanted:
             self._known.setdefault(wanted, Upstream(wanted))
@@ -98,18 +97,18 @@ class Upstreams:
                 self._forget_unused(one)
 
     def find(self, at: HostPort) -> Upstream | None:
-        """One that is in use; None for any other."""
+        """The upstream of this name, if it is in use."""
         return self._known[at] if at in self._wanted else None
 
     @property
     def any_up(self) -> bool:
-        """Whether one of them is well, as far as is known."""
+        """Whether at least one of them is up, as far as is known."""
         return any(one.health.is_up for one in self)
 
     def in_order(self, *, now: float, most: int) -> list[HostPort]:
-        """Those to try, first to last: the well with the fewest connections, at last the down.
+        """The upstreams in the order to try them: by number of connections, those down last.
 
-        Those that are alike take turns to be first.
+        Equally loaded ones take turns to be first.
         """
         if len(self._wanted) == 1:
             return list(self._wanted)
@@ -120,27 +119,27 @@ class Upstreams:
         return [one.at for one in turned[:most]]
 
     def took(self, at: HostPort) -> None:
-        """A dial begins."""
+        """Count a dial that begins."""
         self._known[at].connections += 1
 
     def let_go(self, at: HostPort) -> None:
-        """A dial was given up, or a connection has ended."""
+        """Count a dial that was cancelled, or a connection that has ended."""
         one = self._known[at]
         one.connections -= 1
         if at not in self._wanted:
             self._forget_unused(one)
 
     def reached(self, at: HostPort) -> None:
-        """It can be reached."""
+        """Note that it was reached."""
         self._known[at].failed_until = float("-inf")
 
     def failed(self, at: HostPort, *, now: float) -> None:
-        """A dial failed: for a moment all others come first."""
+        """Note a failed dial: for a while all others are tried first."""
         self.avoid(at, now=now)
         self.let_go(at)
 
     def avoid(self, at: HostPort, *, now: float) -> None:
-        """It was reached to no purpose: for a moment all others come first."""
+        """Note a useless connection: for a while all others are tried first."""
         self._known[at].failed_until = now + FAILED_FOR_S
 
     def _forget_unused(self, one: Upstream) -> None:

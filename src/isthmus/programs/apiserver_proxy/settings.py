@@ -1,7 +1,7 @@
-"""The settings of ``isthmus apiserver-proxy``: flags, which a file may stand for.
+"""The settings of ``isthmus apiserver-proxy``: flags, which a file can replace.
 
-``plan()`` gives what the flags say as one value; the file says the same and is read by
-apiserver_proxy_file.py. The flags of HyperShift's kubernetes-default-proxy are aliases.
+``plan()`` returns the flags as one value; settings_file.py reads the same value from a file. The
+flags of HyperShift's kubernetes-default-proxy are aliases.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ _UPSTREAMS = "Upstreams"
 _CHECKS = "Health of the upstreams"
 _PROXIES = "PROXY protocol and HTTP proxy"
 _LIMITS = "Limits"
-#: Where a document says the same: with --config these flags are not given.
+#: Groups of flags that --config replaces.
 IN_THE_FILE = (_LISTEN, _UPSTREAMS, _CHECKS, _PROXIES, _LIMITS)
 _SIXTEEN_BITS = 65535
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiserverProxySettings(CarrierSettings):
-    """Everything that the proxy can be told; ``validate()`` says whether it makes sense."""
+    """All settings of the proxy; ``validate()`` checks them."""
 
     GO: ClassVar = OURS
 
@@ -242,7 +242,7 @@ class ApiserverProxySettings(CarrierSettings):
     )
 
     def validate(self) -> None:
-        """Hold the settings against each other.
+        """Check the settings against each other.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
@@ -257,12 +257,12 @@ class ApiserverProxySettings(CarrierSettings):
             return
         for declared in options_of(type(self)):
             given = declared.value_in(self) != declared.default
-            # NO_PROXY may be in any environment, and has to do with nothing that a file says.
+            # NO_PROXY may be set in any environment, and does not conflict with a file.
             if given and declared.group in IN_THE_FILE and not declared.env:
-                raise ConfigError(f"--{declared.flag} cannot stand beside --config: say it there")
+                raise ConfigError(f"--{declared.flag} conflicts with --config; set it in the file")
 
     def plan(self) -> ProxyPlan:
-        """What the flags say.
+        """The plan that the flags describe.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
@@ -290,7 +290,7 @@ class ApiserverProxySettings(CarrierSettings):
         if not self.upstream:
             raise ConfigError("--upstream is missing: the apiserver's HOST:PORT; or give --config")
         if not self.listen:
-            raise ConfigError(f"--listen is empty: say an address such as {ADVERTISED}:{PORT}")
+            raise ConfigError(f"--listen is empty; set an address such as {ADVERTISED}:{PORT}")
         check_pair("client-cert", self.client_cert, "client-key", self.client_key)
         for flag, seconds in (
             ("connect-timeout", self.connect_timeout_s),

@@ -1,7 +1,7 @@
-"""The file of ``isthmus apiserver-proxy --config``: a document of kind APIServerProxy, both ways.
+"""Reads and writes the file of ``isthmus apiserver-proxy --config``, of kind APIServerProxy.
 
-Text comes in; opening the file and reading it again is for the caller. Imports yaml, which takes
-its time: import this module only where there is a document to read or to write.
+Text comes in; the caller opens the file and watches it. Imports yaml, which is slow: import this
+module only to read or write a document.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ _DEFAULT = ProxyPlan()
 
 
 def parse(text: str, name: str) -> ProxyPlan:
-    """Read the document; ``name`` is what messages call it, a path as a rule.
+    """Read the document; ``name`` is its name in messages, usually a path.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
+        ConfigError: one line for each error, ``name:line:column: field: what``.
     """
-    root = compose(text, name, expected=f"a document of kind {KIND} is expected")
+    root = compose(text, name, expected=f"must be a document of kind {KIND}")
     plan = _document(root)
     root.errors.raise_any()
     try:
@@ -104,7 +104,7 @@ def _document(root: Located) -> ProxyPlan:
 def _check(node: Located) -> CheckPlan:
     found = node.mapping(_CHECK_KEYS)
     if ("clientCert" in found) != ("clientKey" in found):
-        node.error("has clientCert and clientKey, or neither")
+        node.error("must have both clientCert and clientKey, or neither")
     default = CheckPlan()
     statuses = found.nodes("statuses", most=_MAX_ENTRIES)
     return CheckPlan(
@@ -139,7 +139,7 @@ def _tlv(node: Located) -> Tlv:
     found = node.mapping(("type", "value"), required=("type", "value"))
     number = 0
     if "type" in found:
-        # YAML reads 0xE0 as a number, and "0xE0" as text: it is the same here.
+        # YAML reads 0xE0 as a number, and "0xE0" as text; both mean the same here.
         text = str(found["type"].node.value)
         try:
             number = read_tlv_type(text)
@@ -165,7 +165,7 @@ def _address(found: Fields) -> ProxyAddress:
         return nowhere
     try:
         return ProxyAddress.parse(text, variable="url")
-    except ConfigError as error:  # which quotes nothing, because of the password
+    except ConfigError as error:  # the message must not quote the URL: it may have a password
         found["url"].error(str(error).removeprefix("url: "))
         return nowhere
 
@@ -200,7 +200,7 @@ def _duration(found: Fields, key: str, default: float, *, low: float = 0.0) -> f
 
 
 def write(plan: ProxyPlan) -> str:
-    """Write a plan as a document; what is as by default is left out, apart from the main things."""
+    """Write a plan as a document; most fields with default values are left out."""
     default, check = _DEFAULT, plan.check
     listen = [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in plan.listen]
     document: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND, "listen": listen}

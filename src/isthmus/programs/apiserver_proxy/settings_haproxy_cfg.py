@@ -1,8 +1,8 @@
-"""Reading the haproxy.cfg that HyperShift writes for its nodes, to make our own file of it.
+"""Reads the haproxy.cfg that HyperShift writes for its nodes, to convert it to an Isthmus file.
 
-The subset: one frontend in TCP mode and its backend. A line that means something else is an error
-with its place; one that is understood and does not apply here is a warning that says why. Nothing
-is passed over in silence. Sections (§) are those of haproxy's configuration manual.
+Supported is one frontend in TCP mode and its backend. Any other line is an error with its location,
+or, if it does not apply here, a warning with the reason. No line is skipped silently. Sections (§)
+are those of haproxy's configuration manual.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _OTHER_SECTIONS = (
     "listen", "peers", "resolvers", "userlist", "mailers", "cache", "program", "ring",
     "http-errors", "fcgi-app",
 )  # fmt: skip
-_NO_QUEUE = "nobody waits in a queue here"
-#: Timeouts that are understood and do not apply, and why.
+_NO_QUEUE = "isthmus has no queue"
+#: Timeouts that do not apply, and why.
 _OTHER_TIMEOUTS = {
     "client-fin": "a half-closed connection may go on as long as bytes come, 5m without any",
     "server-fin": "a half-closed connection may go on as long as bytes come, 5m without any",
@@ -66,20 +66,20 @@ _OTHER_GLOBALS = ("daemon", "user", "group", "chroot", "pidfile", "nbthread", "s
 
 @dataclass(slots=True)
 class HaproxyLine:
-    """One line that says something."""
+    """One line with words in it."""
 
     number: int
     text: str
     words: list[str]
 
     def column(self, word: str) -> int:
-        """Where a word begins, from 1."""
+        """The column of a word, from 1."""
         return max(0, self.text.find(word)) + 1
 
 
 @dataclass(slots=True)
 class Section:
-    """A frontend or a backend, or what all of them have by default."""
+    """A frontend, a backend, or the defaults of all."""
 
     line: HaproxyLine
     name: str = ""
@@ -100,7 +100,7 @@ _Keywords = dict[str, Callable[[HaproxyLine, Section], None]]
 
 
 class Lines:
-    """Takes the lines one by one."""
+    """Reads the lines one by one."""
 
     def __init__(self, name: str) -> None:
         self.errors = Errors(name)
@@ -112,14 +112,14 @@ class Lines:
         self._now: tuple[str, Section] | None = None
         self._skips = False
 
-    # What is said.
+    # Errors and warnings.
 
     def wrong(self, line: HaproxyLine, word: str, what: str) -> None:
-        """Note an error at a word of a line."""
+        """Report an error at a word of a line."""
         self.errors.add(line.number, line.column(word), what)
 
     def warn(self, number_: int, what: str) -> None:
-        """Note a warning about a line, or with 0 about the whole file; each once."""
+        """Report a warning about a line, or about the whole file for line 0; each once."""
         where = f"{self.name}:{number_}" if number_ else self.name
         self.warnings[f"{where}: {what}"] = None
 
@@ -130,17 +130,17 @@ class Lines:
         try:
             words = shlex.split(text, comments=True)
         except ValueError as error:
-            self.errors.add(number_, 1, f"a quote or an escape has no end: {error}".lower())
+            self.errors.add(number_, 1, f"unterminated quote or escape: {error}".lower())
             return
         if not words:
             return
         line = HaproxyLine(number_, text, words)
         odd = next((word for word in words if not word.isprintable()), None)
-        if odd is not None:  # it would get into messages, and a terminal would obey it
-            self.wrong(line, odd, f"{short(odd)} has characters that cannot be shown")
+        if odd is not None:  # it would get into messages, where a terminal would interpret it
+            self.wrong(line, odd, f"{short(odd)} has unprintable characters")
             return
         if "$" in text:
-            self.wrong(line, "$", "variables of the environment are not filled in: write them out")
+            self.wrong(line, "$", "environment variables are not expanded; write their values")
         elif words[0] in _SECTIONS:
             self._begin(line)
         elif words[0] in _OTHER_SECTIONS:
@@ -149,7 +149,7 @@ class Lines:
         elif self._now is not None:
             self._keyword(line, *self._now)
         elif not self._skips:
-            self.wrong(line, words[0], f"{short(words[0])} stands in no section")
+            self.wrong(line, words[0], f"{short(words[0])} is outside any section")
 
     def _begin(self, line: HaproxyLine) -> None:
         kind, *names = line.words
@@ -158,7 +158,7 @@ class Lines:
             section = Section(line, names[0] if names else "")
             (self.frontends if kind == "frontend" else self.backends).append(section)
             if len(names) != 1:
-                self.wrong(line, kind, f"{kind} needs one name")
+                self.wrong(line, kind, f"{kind} needs exactly one name")
         self._now = kind, section
 
     def _keyword(self, line: HaproxyLine, kind: str, section: Section) -> None:
@@ -176,7 +176,7 @@ class Lines:
         }
         known = by_kind[kind]
         if kind == "global" and word in _OTHER_GLOBALS:
-            self.warn(line.number, f"{word} is left out: that is for whoever starts isthmus")
+            self.warn(line.number, f"{word} is left out: a service manager decides that")
         elif word in known:
             known[word](line, section)
         else:
@@ -188,7 +188,7 @@ class Lines:
 
     def _one(self, line: HaproxyLine) -> str | None:
         if len(line.words) != 2:
-            self.wrong(line, line.words[0], f"{line.words[0]} needs one word behind it")
+            self.wrong(line, line.words[0], f"{line.words[0]} needs exactly one value")
             return None
         return line.words[1]
 
@@ -201,12 +201,13 @@ class Lines:
     def _balance(self, line: HaproxyLine, section: Section) -> None:
         if line.words[1:] != ["leastconn"]:
             self.warn(
-                line.number, "balance is left out: isthmus takes the one with fewest connections"
+                line.number,
+                "balance is left out: isthmus takes the one with the fewest connections",
             )
 
     def _timeout(self, line: HaproxyLine, section: Section) -> None:
         if len(line.words) != 3:
-            self.wrong(line, "timeout", "timeout needs a name and a time behind it")
+            self.wrong(line, "timeout", "timeout needs a name and a time")
             return
         _, which, text = line.words
         if which in _OTHER_TIMEOUTS:
@@ -262,9 +263,9 @@ class Lines:
         if len(rest) > 2:
             self.warn(line.number, "the version and headers of option httpchk are left out")
         if "&amp;" in path:
-            # HyperShift fills in the file as HTML; haproxy asks for the path as it stands there.
+            # HyperShift renders the file as HTML; haproxy requests the path literally.
             path = path.replace("&amp;", "&")
-            self.warn(line.number, f"&amp; is taken for &: isthmus asks for {path}")
+            self.warn(line.number, f"&amp; is read as &: isthmus requests {path}")
         try:
             section.path = read_path(path)
         except ValueError as error:
@@ -274,7 +275,7 @@ class Lines:
         for text in line.words[1:2]:
             for each in text.split(","):
                 try:
-                    # §4.2, bind: "*" is all addresses; IPv6 may stand without brackets.
+                    # §4.2, bind: "*" is all addresses; IPv6 may have no brackets.
                     section.binds.append(read_listen(_bracketed(each.removeprefix("*"))))
                 except ValueError as error:
                     self.wrong(line, text, f"{short(each)} {error}")
@@ -312,33 +313,33 @@ class Lines:
 
 
 def _bracketed(text: str) -> str:
-    """An address with its brackets: haproxy takes IPv6 without, the last colon parts the port."""
+    """An address with brackets: haproxy takes IPv6 without; the last colon precedes the port."""
     host, colon, port = text.rpartition(":")
     if ":" in host and re.fullmatch(r"[0-9A-Fa-f:.]+", host):
         return f"[{host}]{colon}{port}"
     return text
 
 
-#: In the certificate of every apiserver.
+#: A name in the certificate of every apiserver.
 APISERVER_NAME = "kubernetes.default.svc"
 
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """What a file says, and what is to be known about that; each warning is one sentence."""
+    """The converted plan and its warnings, one sentence each."""
 
     plan: ProxyPlan
     warnings: tuple[str, ...]
 
 
 def convert(text: str, name: str, *, ca: str = "") -> Converted:
-    """Make a plan of a haproxy.cfg; ``name`` is what messages call it.
+    """Convert a haproxy.cfg to a plan; ``name`` is its name in messages.
 
-    ``ca``: the file with the cluster's authorities, which haproxy.cfg does not name. Without it,
-    and without a ca-file, upstreams are checked by connecting to them only.
+    ``ca`` is the file with the cluster's CAs, which haproxy.cfg does not name. Without it, and
+    without a ca-file, upstreams are checked only by connecting to them.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, ``name:line:column: what``.
+        ConfigError: one line for each error, ``name:line:column: what``.
     """
     if len(text) > MAX_CHARS:
         raise ConfigError(f"{name}: longer than {MAX_CHARS} characters")
@@ -349,14 +350,14 @@ def convert(text: str, name: str, *, ca: str = "") -> Converted:
 
 
 class _Whole:
-    """Puts together what the lines say."""
+    """Combines the lines into a plan."""
 
     def __init__(self, lines: Lines) -> None:
         self._lines = lines
         self._top = lines.top
 
     def finish(self, ca: str) -> Converted:
-        """Put it together."""
+        """Combine them."""
         frontend, backend = self._pair()
         self._lines.errors.raise_any()
         assert frontend is not None and backend is not None
@@ -376,7 +377,9 @@ class _Whole:
         if len(frontends) != 1:
             line = frontends[1].line if frontends else HaproxyLine(1, "", [])
             what = (
-                "one frontend can be converted" if self._lines.frontends else "there is no frontend"
+                "only one frontend is supported"
+                if self._lines.frontends
+                else "there is no frontend"
             )
             self._lines.wrong(line, "frontend", what)
             return None, None
@@ -393,7 +396,7 @@ class _Whole:
         for other in self._lines.backends:
             if other is not backend:
                 self._lines.warn(
-                    other.line.number, f"backend {other.name} is left out: nothing leads there"
+                    other.line.number, f"backend {other.name} is left out: no frontend uses it"
                 )
         if not 0 < len(backend.servers) <= MAX_UPSTREAMS:
             what = f"backend {backend.name} must have 1 to {MAX_UPSTREAMS} servers"
@@ -406,12 +409,14 @@ class _Whole:
         return frontend, backend
 
     def _same(self, servers: list[HaproxyServer]) -> None:
-        """Each setting of a server is one of all servers here."""
+        """Check that all servers have the same settings."""
         first = servers[0]
         for other in servers[1:]:
             if other.shared != first.shared:
                 self._lines.errors.add(
-                    other.line, 1, f"server {other.name} must be set like server {first.name}"
+                    other.line,
+                    1,
+                    f"server {other.name} differs from server {first.name}",
                 )
         wrong = check_tlvs(tuple(first.tlvs))
         if wrong:
@@ -425,7 +430,7 @@ class _Whole:
         first = servers[0]
         retries = [it.retries for it in (backend, self._top) if it.retries is not None]
         if len(servers) == 1 and any(retries[:1]):
-            said = "haproxy tries the only server again; isthmus does not, and leaves that to the"
+            said = "haproxy retries a single server; isthmus leaves retrying to the"
             self._lines.warn(0, f"retries {retries[0]}: {said} client")
         counts = [it.maxconn for it in (frontend, self._top) if it.maxconn is not None]
         return ProxyPlan(
@@ -440,9 +445,9 @@ class _Whole:
         )
 
     def _named(self, servers: list[HaproxyServer], check: CheckPlan) -> CheckPlan:
-        """Ask for a name that an apiserver has, where its address would be asked for.
+        """Verify a name that every apiserver has, where the address would be verified.
 
-        The address is a load balancer's as a rule, which no certificate of an apiserver names.
+        The address is usually a load balancer's, which no certificate of an apiserver names.
         """
         addressed = [it for it in servers if it.at is not None and is_address(it.at.host)]
         if not addressed or check.kind is not Checks.HTTPS or check.server_name:
@@ -450,8 +455,8 @@ class _Whole:
         first = addressed[0]
         self._lines.warn(
             first.line,
-            f"server {first.name} is at an address, {first.at}: checks want a certificate for"
-            f" {APISERVER_NAME}, unless check-sni says another name",
+            f"server {first.name} has an IP address, {first.at}: checks verify the certificate for"
+            f" {APISERVER_NAME}, unless check-sni sets another name",
         )
         return replace(check, server_name=APISERVER_NAME)
 
@@ -460,10 +465,10 @@ class _Whole:
             return times["tunnel"]
         both = {times[which] for which in ("client", "server") if which in times}
         if len(both) > 1:
-            said = "timeout client and server differ: the shorter is taken for both"
+            said = "timeout client and server differ: the shorter one is used for both"
             self._lines.warn(0, said)
         if not both:
-            said = "no timeout client or server: a connection may be idle for ever"
+            said = "no timeout client or server: idle connections are never closed"
             self._lines.warn(0, said)
         return min(both, default=0.0)
 

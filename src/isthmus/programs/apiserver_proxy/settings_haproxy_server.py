@@ -1,4 +1,6 @@
-"""The words behind ``server`` and ``default-server`` in a haproxy.cfg; the file is haproxy_cfg.py.
+"""The words after ``server`` and ``default-server`` in a haproxy.cfg.
+
+settings_haproxy_cfg.py reads the rest of the file.
 
 Sections (§) are those of haproxy's configuration manual.
 """
@@ -18,15 +20,15 @@ MILLISECOND = 0.001
 #: §2.5: a number without a unit is milliseconds.
 _UNITS_S = {"us": 1e-6, "ms": MILLISECOND, "": MILLISECOND, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _TIME = re.compile(r"([0-9]{1,12})(us|ms|s|m|h|d)?", re.ASCII)
-#: §7.3: a sample expression that is a text and nothing besides, as HyperShift writes it. The quotes
-#: of ``%[str("text")]`` are the line's, in words they are gone.
+#: §7.3: a sample expression that is only a text, as HyperShift writes it. Splitting the line into
+#: words has removed the quotes of ``%[str("text")]``.
 _STR = re.compile(r"%\[str\(([^\s,()\[\]\\%'\"]+)\)\]")
 _TLV = re.compile(r"set-proxy-v2-tlv-fmt\(([^()]*)\)")
-#: What says how to check while something is wrong, which makes no difference here, or how to TLS.
+#: Settings for checks during failures and for TLS that make no difference here, and why.
 _LEFT_OUT = {
-    "weight": "isthmus takes the one with fewest connections",
+    "weight": "isthmus takes the upstream with the fewest connections",
     "fastinter": "isthmus checks at once when a connection fails",
-    "downinter": "one interval is used",
+    "downinter": "isthmus uses one interval",
     "check-send-proxy": "checks say what connections say",
 }
 _FLAGS = {"check": "check", "check-ssl": "check_ssl", "send-proxy-v2": "send_proxy"}
@@ -36,7 +38,7 @@ _MAX_COUNT = 100
 
 @dataclass(slots=True)
 class HaproxyServer:
-    """A server, or what all of them have by default; what is not said is None, 0 or empty."""
+    """A server, or the defaults of all; settings that are not given are None, 0 or empty."""
 
     line: int = 0
     name: str = ""
@@ -52,7 +54,7 @@ class HaproxyServer:
     tlvs: list[Tlv] = field(default_factory=list)
 
     def over(self, *defaults: HaproxyServer) -> HaproxyServer:
-        """This one with what it does not say taken from the first of these that says it."""
+        """This server, with missing settings taken from the first of these that has them."""
         names = ("check", "check_ssl", "send_proxy", "inter_s", "fall", "rise", "ca", "check_sni",
                  "tlvs")  # fmt: skip
         made = HaproxyServer(self.line, self.name, self.at)
@@ -63,7 +65,7 @@ class HaproxyServer:
 
     @property
     def shared(self) -> tuple[object, ...]:
-        """What must be alike for all servers of a backend."""
+        """The settings that all servers of a backend must share."""
         return (self.check, self.send_proxy, self.inter_s, self.fall, self.rise, self.ca,
                 self.check_sni, self.tlvs)  # fmt: skip
 
@@ -75,7 +77,7 @@ def server_words(
     wrong: Callable[[str, str], None],
     warn: Callable[[str], None],
 ) -> None:
-    """Read the words behind a server's address; what is wrong is told with the word."""
+    """Read the words after a server's address; errors name the word."""
     rest = iter(words)
     for word in rest:
         tlv = _TLV.fullmatch(word)
@@ -90,7 +92,7 @@ def server_words(
         elif tlv or word in _VALUED:
             value = next(rest, None)
             if value is None:
-                wrong(word, f"{short(word)} needs a value behind it")
+                wrong(word, f"{short(word)} needs a value")
             elif tlv:
                 _tlv(tlv[1], value, into, wrong)
             else:
@@ -138,7 +140,7 @@ def _tlv(kind: str, value: str, into: HaproxyServer, wrong: Callable[[str, str],
     # §8.2.6: a percent sign begins a variable; two are one.
     text = constant[1] if constant else value.replace("%%", "")
     if "%" in text:
-        wrong(value, f"{short(value)} is no fixed text, which is all that can be converted")
+        wrong(value, f"{short(value)} is not a fixed text; nothing else can be converted")
         return
     try:
         text = constant[1] if constant else value.replace("%%", "%")
@@ -148,13 +150,13 @@ def _tlv(kind: str, value: str, into: HaproxyServer, wrong: Callable[[str, str],
 
 
 def duration_s(text: str) -> float | None:
-    """Read a time of haproxy's (§2.5) as seconds; None when it is none."""
+    """Read a time of haproxy (§2.5) in seconds; None if it is invalid."""
     match = _TIME.fullmatch(text)
     return None if match is None else int(match[1]) * _UNITS_S[match[2] or ""]
 
 
 def number(text: str, low: int, high: int) -> int | None:
-    """Read a number in a range; None when it is none."""
+    """Read a number in a range; None if it is invalid."""
     if not (text.isascii() and text.isdigit() and len(text) < 12):
         return None
     return int(text) if low <= int(text) <= high else None

@@ -1,4 +1,4 @@
-"""The settings of ``isthmus manifest apiserver-proxy``: in which form, and under which names."""
+"""The settings of ``isthmus manifest apiserver-proxy``: the form, and names of objects."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _IGNITION = ("ignition_with", "file")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiserverProxyManifestSettings:
-    """How the proxy of a node is to be run; ``validate()`` says whether it makes sense."""
+    """How to run the proxy of a node; ``validate()`` checks the settings."""
 
     GO: ClassVar = OURS
 
@@ -67,11 +67,11 @@ class ApiserverProxyManifestSettings:
 
     @property
     def runs_as(self) -> str:
-        """What the node runs in the end: a static pod or a unit."""
+        """What runs on the node: a static pod or a unit."""
         return self.ignition_with if self.form == IGNITION else self.form
 
     def validate(self) -> None:
-        """Look at each setting.
+        """Check each setting.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
@@ -87,7 +87,7 @@ class ApiserverProxyManifestSettings:
         check_user(self.run_as)
 
     def warnings(self, given: Collection[str]) -> list[str]:
-        """What was given, by attribute, and means nothing in this form; each a sentence."""
+        """Flags that were given and have no effect in this form, one sentence each."""
         vain = [*(_UNIT if self.runs_as == STATIC_POD else _POD)]
         vain += [] if self.form == IGNITION else _IGNITION
         return [

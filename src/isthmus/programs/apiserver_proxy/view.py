@@ -1,4 +1,4 @@
-"""What an apiserver proxy looks like at one moment; what the fields mean is docs/snapshot.md."""
+"""The snapshot of an apiserver proxy; docs/snapshot.md explains the fields."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from isthmus.frame.model.snapshot import (
 
 
 @merges(
-    # Of an upstream that is down, the check that says so.
+    # If an upstream is down, the check that failed.
     lead=lambda row: row.up,
     address=KEY, connections=SUM, up=MIN, failed=MAX, checks=SUM, last_check=SAME, resolved=SAME,
     through=SAME,
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpstreamView:
-    """An upstream of the apiserver proxy. ``failed``: it could not be reached a moment ago."""
+    """An upstream of the apiserver proxy. ``failed``: a dial to it failed recently."""
 
     address: str
     connections: int
@@ -42,7 +42,7 @@ class UpstreamView:
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiserverProxyView:
-    """A whole apiserver proxy."""
+    """An apiserver proxy."""
 
     kind: Literal["ApiserverProxySnapshot"] = "ApiserverProxySnapshot"
     version: str

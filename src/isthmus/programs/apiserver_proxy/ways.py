@@ -1,8 +1,8 @@
 """How the apiserver proxy reaches its upstreams: at which addresses, or through which HTTP proxy.
 
-Names are looked up now and then, and again when an upstream cannot be reached, never for a
-connection; while DNS does not answer, the last addresses stay in use. Behind an HTTP proxy names
-are the proxy's business. Which upstream is tried is rules.py.
+Names are looked up periodically and when an upstream cannot be reached, never per connection; while
+DNS does not answer, the last addresses stay in use. An HTTP proxy resolves names itself. rules.py
+decides which upstream is tried.
 """
 
 from __future__ import annotations
@@ -26,17 +26,16 @@ from isthmus.programs.apiserver_proxy.planning import Prepared
 from isthmus.values import HostPort, is_address
 from isthmus.wire.proxy_protocol import IpPort
 
-#: How long after a look-up that a failure asked for another one may follow.
+#: The earliest time after a lookup at which a failure may trigger another.
 LOOK_AGAIN_S = 1.0
 
 Reached = Callable[[SocketEnd], None]
 
 
 class OtherResolver(Resolver):
-    """Looks names up, and leaves out addresses that no name may lead to.
+    """Looks names up, and drops addresses to which no name may lead.
 
-    Those are metadata addresses, and those where this program listens: a connection to one of them
-    would make another, and so on.
+    Those are metadata addresses and addresses where this program listens, which would make a loop.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class OtherResolver(Resolver):
         aliases: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         super().__init__(loop, aliases)
-        #: Where we listen.
+        #: Where this program listens.
         self.ours: set[IpPort] = set()
 
     def lookup(
@@ -64,14 +63,14 @@ class OtherResolver(Resolver):
         return super().lookup(target, others, failed, client)
 
     def _refuse(self, target: HostPort, address: Address) -> str:
-        """Say why an address of a name is left out; empty where it is not."""
+        """Why an address of a name is dropped; empty if it is not."""
         if endpoint(address[1]) in self.ours:
             return f"{target} leads back to this proxy"
         return NO_METADATA.refuse(address[1][0])
 
 
 class Ways:
-    """Dials upstreams; ``adopt`` says how, and may be called again at any time."""
+    """Dials upstreams as the adopted plan says; ``adopt`` may be called at any time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, poller: Poller, prepared: Prepared) -> None:
         self._loop = loop
@@ -109,7 +108,7 @@ class Ways:
         return self._proxies.get(at)
 
     def addresses_of(self, at: HostPort) -> tuple[str, ...]:
-        """The addresses that an upstream's name has, as far as is known."""
+        """The known addresses of an upstream's name."""
         return tuple(str(address[0]) for _, address in self._addresses.get(at, ()))
 
     # Dialing.
@@ -129,9 +128,9 @@ class Ways:
     async def connect(
         self, at: HostPort, timeout_s: float, *, for_peer: bool = True
     ) -> socket.socket:
-        """Open a connection, for ``poller.close``; its edges may have passed.
+        """Open a connection, to be closed by ``poller.close``; its edges may have passed.
 
-        ``for_peer`` False is for a check, which clients with all their connections must not fail.
+        ``for_peer`` False is for a check, which must not fail because clients hold all connections.
 
         Raises:
             DialError: it cannot be reached.
@@ -189,7 +188,7 @@ class Ways:
     def _in_turn(self, at: HostPort) -> Sequence[Address]:
         """Its known addresses; those of one family take turns to be first.
 
-        The family that the system prefers stays first: the other may lead nowhere.
+        The family that the system prefers stays first: the other may be unreachable.
         """
         known = self._addresses.get(at, ())
         if len(known) < 2:
@@ -205,7 +204,7 @@ class Ways:
     # Names.
 
     async def look_up(self, at: HostPort) -> str:
-        """Look a name up now; says what is wrong, or nothing."""
+        """Look a name up now; the error, or an empty text."""
         self._looked_at[at] = self._loop.time()
         try:
             found = await self._resolver.addresses(at)
@@ -216,7 +215,7 @@ class Ways:
         return ""
 
     async def look_all_up(self, *, older_than_s: float = 0.0) -> dict[HostPort, str]:
-        """Look up every name that was not looked up for so long; what is wrong with some."""
+        """Look up every name whose last lookup is this long ago; the errors."""
         now = self._loop.time()
         due = [
             at for at in self.names if now - self._looked_at.get(at, float("-inf")) >= older_than_s
@@ -225,14 +224,14 @@ class Ways:
         return {at: why for at, why in zip(due, said, strict=True) if why}
 
     def close(self) -> None:
-        """Give up whatever is under way."""
+        """Cancel all pending dials."""
         for dial in list(self._proxied):
             dial.cancel()
         self._resolver.close()
 
 
 class ProxiedDial:
-    """A dial through an HTTP proxy; tells once, by one of two callbacks, unless cancelled."""
+    """A dial through an HTTP proxy; calls one of two callbacks once, unless cancelled."""
 
     def __init__(
         self, ways: Ways, at: HostPort, timeout_s: float, reached: Reached, failed: Failed
@@ -244,7 +243,7 @@ class ProxiedDial:
         self._task = ways._loop.create_task(self._run(timeout_s), name=f"through-proxy:{at}")
 
     def cancel(self) -> None:
-        """Give up silently."""
+        """Cancel without a callback."""
         self._ways._proxied.discard(self)
         self._task.cancel()
 
@@ -258,14 +257,14 @@ class ProxiedDial:
         self._ways._proxied.discard(self)
         end = ThroughProxy(sock, self._ways._poller)
         self._reached(end)
-        end.read_again()  # what came while nobody owned the socket made its edge already
+        end.read_again()  # bytes that came while nobody read the socket have used up their edge
 
 
 class ThroughProxy(SocketEnd):
-    """The way through an HTTP proxy; by TLS it is one of a pair of UNIX sockets.
+    """The connection through an HTTP proxy; with TLS it is one of a pair of UNIX sockets.
 
-    Those cannot be reset: the other one is closed without having heard our end when the connection
-    behind it broke, so that is what it reads as.
+    UNIX sockets cannot be reset. When the connection behind the pair breaks, the other socket is
+    closed before it has read our end of stream, so that sequence counts as a reset.
     """
 
     __slots__ = ()
@@ -278,7 +277,7 @@ class ThroughProxy(SocketEnd):
             super().got_eof()
 
     def _gone(self) -> bool:
-        # Not by the edges that came: the last of them may still be on its way.
+        # Edges do not tell: the last of them may not have arrived yet.
         now = select.poll()
         now.register(self.fd, 0)
         return bool(now.poll(0))

@@ -1,23 +1,22 @@
-"""The HTTP proxy sidecar: clients take it for their HTTP proxy; the rest is programs/sidecar."""
+"""The HTTP proxy sidecar: clients use it as their HTTP proxy; the rest is programs/sidecar."""
 
 from isthmus.frame.program import Program
 
 _FLAG_RULES = """\
-Names, meanings and defaults are those of HyperShift's `konnectivity-https-proxy`, which is what the
-column *In konnectivity* speaks of. Flags are checked against each other before anything is opened;
-what is wrong is one sentence on standard error and exit code 2
-([how to run sidecars](../how-to/sidecars.md)).
+Names, meanings and defaults are those of HyperShift's `konnectivity-https-proxy`, to which the
+column *In konnectivity* refers. Flags are validated before anything is opened; an error is one line
+on standard error and exit code 2 ([how to run sidecars](../how-to/sidecars.md)).
 
 - The word `run` before the flags is accepted and changes nothing.
 - The connectivity server is at `--konnectivity-hostname` and `--konnectivity-port`, with mutual
-  TLS; or at `--konnectivity-uds`, and then no certificates are needed.
-- `--username` and `--password-file` come together. A `--serving-address` that is not loopback needs
-  them, or `--allow-unauthenticated`.
-- Names are resolved before each dial by the DNS of the guest cluster; there are no flags for that.
+  TLS; or at `--konnectivity-uds`, which needs no certificates.
+- `--username` and `--password-file` must be used together. A `--serving-address` that is not
+  loopback needs them, or `--allow-unauthenticated`.
+- Names are resolved before each dial by the DNS of the guest cluster; no flag changes that.
 - `--http-proxy` is for plain requests, `--https-proxy` for `CONNECT`. `--no-proxy` is for both and
-  is read as Go reads `NO_PROXY`; `localhost` and loopback addresses never go by a proxy.
-- Certificates, keys and a kubeconfig that are not there yet are waited for, for
-  `--wait-for-files`.
+  has the syntax of Go's `NO_PROXY`; `localhost` and loopback addresses never use a proxy.
+- The sidecar waits up to `--wait-for-files` for certificates, keys and a kubeconfig that do not
+  exist yet.
 - The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it
   speaks HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
   ([the administrative port](../admin-port.md)).

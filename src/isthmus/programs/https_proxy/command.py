@@ -1,4 +1,4 @@
-"""``isthmus https-proxy``: flags in, a running HTTP proxy sidecar out."""
+"""``isthmus https-proxy``: runs an HTTP proxy sidecar."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The HTTP proxy frontend: CONNECT, and plain requests to whoever their URL names.
+"""The HTTP proxy frontend: CONNECT, and plain requests to the host in their URL.
 
-CONNECT makes a tunnel as every frontend does. Plain requests follow one another on a client's
-connection, each to a destination of its own; one of them is an Exchange.
+CONNECT opens a tunnel as in every frontend. Plain requests follow one another on a client's
+connection, each to its own destination; an Exchange is one of them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from isthmus.wire.http_forward import (
     trailers,
 )
 
-# goproxy's words, which today's sidecar sends.
+# The text of goproxy, which HyperShift's sidecar sends.
 ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 _CONNECT = b"CONNECT "
 _QUIET_S = 60.0
@@ -44,15 +44,15 @@ _PROXY_AUTHENTICATION = 407
 
 
 class HttpOwner(SidecarOwner, Protocol):
-    """The sidecar, as far as clients that speak HTTP ask it."""
+    """What HTTP clients need of the sidecar."""
 
     draining: bool
 
     def keep(self, client: SidecarClient) -> bool:
-        """Keep a client for another request; False when nobody is kept any more."""
+        """Keep a client for another request; False if the sidecar is draining."""
 
     def proxy_for(self, target: HostPort) -> ProxyAddress | None:
-        """The proxy that plain requests for a target are sent to."""
+        """The proxy for plain requests to a target."""
 
     def dial_plain(
         self, target: HostPort, proxy: ProxyAddress | None, *, reached: Reached, failed: Failed
@@ -60,20 +60,20 @@ class HttpOwner(SidecarOwner, Protocol):
         """Open a connection for plain requests: to the proxy, or to the target."""
 
     def answered(self, status: int) -> None:
-        """A destination has answered a plain request."""
+        """Count the answer to a plain request."""
 
     def carried(self, *, to_target: int = 0, to_client: int = 0) -> None:
-        """So many bytes of a plain request, or of the answer to one, were passed on."""
+        """Count bytes of plain requests and of their answers."""
 
     def reused(self) -> None:
-        """A request goes by the connection of the one before."""
+        """Count a request sent on the connection of the previous one."""
 
     def sent_again(self) -> None:
-        """A request goes by a new connection because the old one had closed."""
+        """Count a request sent on a new connection because the reused one had closed."""
 
 
 class HttpClient(SidecarClient):
-    """One client of the HTTP proxy: a tunnel, or one request after the other."""
+    """One client of the HTTP proxy: a tunnel, or a sequence of requests."""
 
     __slots__ = ("_exchange", "_head", "_http", "_kept", "_served", "_unread")
 
@@ -82,22 +82,22 @@ class HttpClient(SidecarClient):
 
     def __init__(self, owner: HttpOwner, sock: socket.socket) -> None:
         self._http = _connection()
-        self._head: HeadReader | None = None  # of a CONNECT that comes in pieces
+        self._head: HeadReader | None = None  # of a CONNECT that arrives in pieces
         self._exchange: Exchange | None = None
         self._kept: PlainUpstream | None = None
-        self._served = False  # it had an answer, and may have more
-        self._unread = 0  # what h11 has of a head that is not whole, or behind one that is
+        self._served = False  # it had an answer, and may send another request
+        self._unread = 0  # what h11 holds of an incomplete head, or after a complete one
         super().__init__(owner, sock)
 
     @property
     def leaves(self) -> bool:
-        """This answer is its last."""
+        """Whether this answer is the last on its connection."""
         return self.owner.draining or self.eof
 
     # As the peer of its end.
 
     def write(self, data: bytes) -> bool:
-        """Pass a body on, or keep what comes before its time."""
+        """Pass a body on, or keep bytes that come early."""
         exchange = self._exchange
         if exchange is not None and exchange.takes_body:
             return exchange.take(data)
@@ -108,12 +108,12 @@ class HttpClient(SidecarClient):
         return len(self.buffer) < self.limit
 
     def write_eof(self) -> None:
-        """A half-close behind a whole request is one; before that nobody is there to serve."""
+        """Take a half-close: after a whole request it is one, before that the client is gone."""
         Early.write_eof(self)
         if self.end is None:
             return
         if self._exchange is not None:
-            # While it is dialed nobody knows: the rest of its body may be among what is kept.
+            # Undecided while dialing: the rest of the body may be in the kept bytes.
             if self._dial is None:
                 self._check_whole(self._exchange)
         elif self._dial is None:
@@ -123,25 +123,25 @@ class HttpClient(SidecarClient):
                 self.unserved(Unserved.LEFT)
 
     def _check_whole(self, exchange: Exchange) -> None:
-        """End a client that has half-closed within its request."""
+        """End a client that half-closed in the middle of its request."""
         if self.eof and self._exchange is exchange and not exchange.is_whole:
             self.unserved(Unserved.LEFT)
 
     def resume_reading(self) -> None:
-        """The client takes more of its answer."""
+        """The client can take more of its answer."""
         if self._exchange is not None and self._exchange.upstream is not None:
             self._exchange.upstream.end.resume_reading()
 
     def read_on(self) -> None:
-        """The destination takes more of the body."""
+        """The destination can take more of the body."""
         if self.end is not None and len(self.buffer) < self.limit:
             self.end.resume_reading()
 
     # Reading.
 
     def heard(self) -> None:
-        """Look for the head of the next request."""
-        if self._unread:  # h11 has the beginning of a head
+        """Parse the head of the next request."""
+        if self._unread:  # h11 holds the beginning of a head
             self._read(self._take_plain)
             return
         if self._head is not None:
@@ -153,7 +153,7 @@ class HttpClient(SidecarClient):
         start = bytes(self.buffer[: len(_CONNECT)])
         if _CONNECT.startswith(start) and len(start) < len(_CONNECT):
             return
-        # Also what is no HTTP at all: that has a better sentence there.
+        # Bytes that are not HTTP too: h11's error is better.
         connects = start == _CONNECT or not start[:1].isalpha()
         self._read(self._take_connect if connects else self._take_plain)
 
@@ -166,7 +166,7 @@ class HttpClient(SidecarClient):
             self.broke_rules(exc)
 
     def _skip_blank_lines(self) -> None:
-        # RFC 9112 §2.2: before a request an empty line is no more than that.
+        # RFC 9112 §2.2: empty lines before a request are ignored.
         while self.buffer.startswith(b"\r\n"):
             del self.buffer[:2]
 
@@ -204,12 +204,12 @@ class HttpClient(SidecarClient):
         given = password_in(headers) if wanted is not None else None
         if wanted is None or (given is not None and wanted.match(*given)):
             return True
-        answer = reply(407, "this proxy wants a user name and a password", headers=_ASKS)
+        answer = reply(407, "this proxy requires a user name and a password", headers=_ASKS)
         self.unserved(Unserved.WRONG_PASSWORD, answer=answer)
         return False
 
     def broke_rules(self, error: h11.RemoteProtocolError) -> None:
-        """What the client sent is not HTTP."""
+        """Refuse a client whose request is not HTTP."""
         status = error.error_status_hint if error.error_status_hint in (400, 431, 501) else 400
         bad = BadRequest(status, f"malformed request: {str(error)[:200]}")
         begun = self._exchange is not None and self._exchange.answered
@@ -224,7 +224,7 @@ class HttpClient(SidecarClient):
             reached=self._there,
             failed=self.dial_failed,
         )
-        if self._exchange is exchange and exchange.upstream is None:  # else it is over already
+        if self._exchange is exchange and exchange.upstream is None:  # otherwise it has ended
             self._dial = dial
 
     def _there(self, far: BaseEnd) -> None:
@@ -254,7 +254,7 @@ class HttpClient(SidecarClient):
         self.owner.answered(status)
 
     def exchanged(self, http: h11.Connection, kept: PlainUpstream | None) -> None:
-        """An answer is whole: wait for the next request, or part."""
+        """The answer is complete: wait for the next request, or close."""
         self._exchange = None
         self._kept = kept
         whole = http.our_state is h11.DONE and http.their_state is h11.DONE
@@ -273,7 +273,7 @@ class HttpClient(SidecarClient):
         self.read_on()
 
     def unanswered(self, exchange: Exchange, why: str, *, may_repeat: bool) -> None:
-        """The destination left without an answer; a connection that was kept may just be old."""
+        """The destination closed without an answer; a reused connection may simply have expired."""
         if self._exchange is not exchange:
             return
         if may_repeat and exchange.request.may_be_repeated and exchange.reused:
@@ -286,15 +286,15 @@ class HttpClient(SidecarClient):
             self.unserved(Unserved.NO_DESTINATION, why, answer)
 
     def complain(self, why: str) -> None:
-        """Say, now and then, that a destination was reached and has not answered."""
+        """Log, rate-limited, that a destination was reached and has not answered."""
         assert self.target is not None
         self.owner.once.log(
             ("answer", self.target.host), _QUIET_S, _log, logging.WARNING,
-            "a plain request has no whole answer", target=str(self.target), reason=why,
+            "plain request without a complete answer", target=str(self.target), reason=why,
         )  # fmt: skip
 
     def switched(self, far: BaseEnd, answer: bytes, early: bytes) -> None:
-        """The destination speaks another protocol from here on: a tunnel."""
+        """The destination switches protocols: from here on this is a tunnel."""
         self._exchange = None
         end, self.end = self.end, None
         assert end is not None
@@ -304,18 +304,18 @@ class HttpClient(SidecarClient):
         self.owner.joined(self, end, far)
 
     def part_with(self, end: BaseEnd) -> None:
-        """Close a destination's connection that is of no more use."""
+        """Close the connection to a destination that is no longer needed."""
         if end.ending is None:
             self.owner.say_goodbye(end)
 
     # Ending.
 
     def say_established(self, end: SocketEnd, far: BaseEnd) -> None:
-        """200, and nothing more."""
+        """Answer 200 without headers."""
         end.write(ESTABLISHED)
 
     def say_failed(self, failure: DialFailure, detail: str) -> bytes:
-        """The status and the sentence."""
+        """The status and the error text."""
         assert self.target is not None
         return reply(status_for(failure), explain(failure, self.target, detail))
 
@@ -324,21 +324,21 @@ class HttpClient(SidecarClient):
         return reply(408, "the request head did not arrive in time")
 
     def dial_failed(self, failure: DialFailure, detail: str) -> None:
-        """What a plain request is for cannot be reached."""
+        """The target of a plain request cannot be reached."""
         self._failed(failure, detail)
 
     def cut(self, why: str) -> None:
-        """An answer broke off: so does the client's connection, for all to see."""
+        """An answer was cut off: reset the client too, so that it notices."""
         self.complain(why)
         self.unserved(Unserved.NO_DESTINATION, why)
 
     def no_more(self) -> None:
-        """End a client that has had its answers."""
+        """End a client that has received its answers."""
         self._drop_kept()
         super().no_more()
 
     def unserved(self, why: Unserved, detail: str = "", answer: bytes = b"") -> None:
-        """End a client, and what it waited for."""
+        """End a client and its pending dial or exchange."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.drop()
@@ -370,18 +370,18 @@ class PlainUpstream(Early):
 
     @property
     def is_open(self) -> bool:
-        """Another request can be sent on it."""
+        """Whether another request can be sent on it."""
         return self.end.ending is None and not self.eof and self.aborted is None
 
     def write(self, data: bytes) -> bool:
-        """Pass an answer on. Between two requests there is nothing to be said."""
+        """Pass an answer on. Between two requests a destination must not send anything."""
         if self.exchange is not None:
             return self.exchange.received(data)
         self.drop()
         return True
 
     def write_eof(self) -> None:
-        """The destination is done."""
+        """The destination has closed its side."""
         super().write_eof()
         if self.exchange is not None:
             self.exchange.received(b"")
@@ -395,19 +395,19 @@ class PlainUpstream(Early):
             self.exchange.broke("the connection broke")
 
     def resume_reading(self) -> None:
-        """The destination takes more."""
+        """The destination can take more."""
         if self.exchange is not None:
             self.exchange.client.read_on()
 
     def drop(self) -> None:
-        """Let go of it."""
+        """Close it."""
         self.exchange = None
         if self.end.ending is None:
             self.end.abort(Ending.CANCELLED)
 
 
 class Exchange:
-    """A request that was read, until its answer is whole."""
+    """A request whose head was read, until its answer is complete."""
 
     __slots__ = (
         "_heard",
@@ -428,7 +428,7 @@ class Exchange:
         request: PlainRequest,
         proxy: ProxyAddress | None,
     ) -> None:
-        """``http`` is the client's connection, which has given the request's head."""
+        """``http`` is the client's connection, from which the request's head was read."""
         self.client = client
         self._http = http
         self.request = request
@@ -437,7 +437,7 @@ class Exchange:
         self.request_done = False
         self.reused = False
         self._heard = False
-        #: The head of the answer has gone to the client.
+        #: Whether the head of the answer was sent to the client.
         self.answered = False
 
     @property
@@ -447,18 +447,18 @@ class Exchange:
 
     @property
     def takes_body(self) -> bool:
-        """What the client sends now is this request's."""
+        """Whether what the client sends now belongs to this request."""
         return self.upstream is not None and not self.request_done
 
     @property
     def is_whole(self) -> bool:
-        """Nothing of the request is still to come."""
+        """Whether the request has arrived completely."""
         return self.request_done or not self.request.has_body
 
     # From the client.
 
     def begin(self, upstream: PlainUpstream, *, fresh: bool) -> bool:
-        """Send the request on a connection; False when the destination takes no more for now."""
+        """Send the request on a connection; False if the destination is full."""
         self.upstream = upstream
         upstream.exchange = self
         self.reused = not fresh
@@ -473,7 +473,7 @@ class Exchange:
         if not self.request.has_body:
             sent += upstream.http.send(h11.EndOfMessage()) or b""
             if self._http.their_state is h11.SEND_BODY:
-                self._http.next_event()  # its end, which it has without another byte
+                self._http.next_event()  # the end of a request without a body
             self.request_done = True
         self.client.owner.carried(to_target=len(sent))
         upstream.end.write(sent)
@@ -484,7 +484,7 @@ class Exchange:
         return self.take(b"") if self.takes_body else True
 
     def take(self, data: bytes) -> bool:
-        """Pass bytes of the body on; False when the destination takes no more for now."""
+        """Pass bytes of the body on; False if the destination is full."""
         upstream = self.upstream
         assert upstream is not None
         parts: list[bytes] = []
@@ -515,7 +515,7 @@ class Exchange:
     # From the destination.
 
     def received(self, data: bytes) -> bool:
-        """Pass an answer on; no bytes are its end. False when the client takes no more for now."""
+        """Pass an answer on; empty bytes are its end. False if the client is full."""
         upstream, end = self.upstream, self.client.end
         if upstream is None or end is None:
             return True
@@ -535,7 +535,7 @@ class Exchange:
         self.client.owner.carried(to_client=len(answer))
         more = end.write(answer) if answer else True
         if fault or (not data and upstream.http.their_state is not h11.DONE and not self._over):
-            self.broke(fault or "closed the connection before it had answered")
+            self.broke(fault or "closed the connection before it answered")
         elif self._over:
             self._finish(upstream)
         return more
@@ -545,7 +545,7 @@ class Exchange:
         return self.answered and self._http.our_state not in (h11.SEND_RESPONSE, h11.SEND_BODY)
 
     def _pass_on(self, event: object, parts: list[bytes]) -> bool:
-        """Pass one event on; whether there may be another."""
+        """Pass one event on; True if there may be another."""
         http = self._http
         sent: bytes | None = None
         match event:
@@ -561,7 +561,7 @@ class Exchange:
                 self.answered = True
                 self.client.answered(event.status_code)
                 headers = end_to_end(event.headers)
-                # Of a request that is not whole nobody knows where the next one would begin.
+                # After an incomplete request, the beginning of the next one is unknown.
                 if self.client.leaves or not self.request_done:
                     headers.append((b"Connection", b"close"))
                 sent = http.send(
@@ -586,7 +586,7 @@ class Exchange:
             upgrade = [value for name, value in event.headers if name == b"upgrade"]
             headers += [(b"Connection", b"Upgrade"), *((b"Upgrade", each) for each in upgrade)]
         elif self._http.their_http_version == b"1.0":
-            return True  # RFC 9110 §15.2: such a client knows none of them
+            return True  # RFC 9110 §15.2: an HTTP/1.0 client knows none of them
         sent = self._http.send(
             h11.InformationalResponse(
                 status_code=event.status_code, headers=headers, reason=event.reason
@@ -614,7 +614,7 @@ class Exchange:
             self.client.part_with(upstream.end)
 
     def broke(self, why: str) -> None:
-        """The destination's connection is of no more use."""
+        """The connection to the destination cannot be reused."""
         upstream, self.upstream = self.upstream, None
         if upstream is None:
             return
@@ -625,13 +625,13 @@ class Exchange:
             self.client.unanswered(self, why, may_repeat=not self._heard)
 
     def refused(self, why: str) -> None:
-        """The answer is not for the client."""
+        """The answer must not reach the client."""
         self.drop()
         self.client.complain(why)
         self.client.dial_failed(DialFailure.DENIED, why)
 
     def drop(self) -> None:
-        """Nobody waits any more."""
+        """The client is gone."""
         upstream, self.upstream = self.upstream, None
         if upstream is not None:
             upstream.drop()

@@ -1,7 +1,6 @@
-"""``isthmus https-proxy``: a sidecar whose clients take it for their HTTP proxy.
+"""``isthmus https-proxy``: a sidecar that clients use as their HTTP proxy.
 
-What they ask for goes by the hosted cluster's own proxy where the flags name one, and by the tunnel
-in any case.
+Connections go through the tunnel, and through the hosted cluster's own proxy if flags name one.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from isthmus.values import HostPort, is_address
 
 
 class _AtProxy:
-    """Dials one proxy, whatever is asked for."""
+    """Dials one proxy, regardless of the target."""
 
     def __init__(self, dialer: UserProxyDialer, proxy: ProxyAddress) -> None:
         self._dialer = dialer
@@ -47,7 +46,7 @@ class _AtProxy:
 
 
 class HttpsConnections(SidecarConnections):
-    """The connections of an HTTP proxy; the HttpOwner that its clients ask."""
+    """The connections of an HTTP proxy, and the HttpOwner of its clients."""
 
     plain: UserProxyDialer
 
@@ -58,11 +57,11 @@ class HttpsConnections(SidecarConnections):
         return counts
 
     def say_no(self, sock: socket.socket, why: AdmissionRefusal) -> None:
-        """Tell a client that it is one too many, in its own words."""
+        """Refuse a client above the limit with an HTTP status."""
         no_place(sock, why)
 
     def proxy_for(self, target: HostPort) -> ProxyAddress | None:
-        """The proxy that plain requests for a target are sent to."""
+        """The proxy for plain requests to a target."""
         return self.plain.proxy_for(target)
 
     def dial_plain(
@@ -77,7 +76,7 @@ class HttpsConnections(SidecarConnections):
         self.counts.answered(status)
 
     def carried(self, *, to_target: int = 0, to_client: int = 0) -> None:
-        """Count bytes of plain requests and answers, heads included, as tunnels' are."""
+        """Count bytes of plain requests and answers, including heads, like those of tunnels."""
         self.counts.bytes_to_target += to_target
         self.counts.bytes_to_client += to_client
 
@@ -86,14 +85,14 @@ class HttpsConnections(SidecarConnections):
         self.counts.reused += 1
 
     def sent_again(self) -> None:
-        """Count a request that was sent twice."""
+        """Count a request that was sent again."""
         self.counts.sent_again += 1
 
 
 def parts(ground: Ground[HttpsProxySettings, HttpsProxyMetrics]) -> tuple[Part, ...]:
     """The parts of an HTTP proxy sidecar, foundations first.
 
-    Clients are dialed for by the hosted cluster's own proxy, or without it.
+    Dials go through the hosted cluster's own proxy, or without it.
     """
     settings = ground.settings
     allow_connections(settings.max_connections)
@@ -125,7 +124,7 @@ def parts(ground: Ground[HttpsProxySettings, HttpsProxyMetrics]) -> tuple[Part, 
 def _proxy_context(
     ground: Ground[HttpsProxySettings, HttpsProxyMetrics],
 ) -> Callable[[], ssl.SSLContext]:
-    """What https proxies are trusted by; read now only if there is one."""
+    """The CAs that https proxies are verified with; read only if there is such a proxy."""
     settings = ground.settings
     hot: HotContext | None = None
     if settings.has_https_proxy:
@@ -136,7 +135,7 @@ def _proxy_context(
         ground.contexts.append(hot)
 
     def current() -> ssl.SSLContext:
-        assert hot is not None  # nobody asks without such a proxy
+        assert hot is not None  # not used without such a proxy
         return hot.current
 
     return current

@@ -1,7 +1,7 @@
 """The settings of ``isthmus https-proxy``: those of every sidecar, and the hosted cluster's proxy.
 
-How names are resolved is fixed, as in HyperShift's konnectivity-https-proxy: before each dial, by
-the DNS of the guest cluster. Those flags of settings.py are none here.
+Name resolution is fixed, as in HyperShift's konnectivity-https-proxy: before each dial, by the DNS
+of the guest cluster. The flags of programs/sidecar/settings.py for that do not exist here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _PROXY = "Proxy of the hosted cluster"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpsProxySettings(SidecarSettings):
-    """Everything that the HTTPS sidecar can be told; ``validate()`` says whether it makes sense."""
+    """All settings of the HTTPS sidecar; ``validate()`` checks them."""
 
     KIND = HTTPS
 
@@ -51,7 +51,7 @@ class HttpsProxySettings(SidecarSettings):
         go=OURS,
     )
     admin: AdminSettings = block(AdminSettings(health_port=8100, port=PROGRAM.admin_port), go=OURS)
-    # Not flags: a sidecar of the kind has no choice here.
+    # Not flags: fixed for this kind of sidecar.
     resolve_from_guest_cluster_dns: bool = True
     resolve_from_management_cluster_dns: bool = False
     disable_resolver: bool = False
@@ -59,7 +59,7 @@ class HttpsProxySettings(SidecarSettings):
 
     @property
     def plain_rules(self) -> ProxyRules:
-        """Which proxy plain HTTP requests go to.
+        """The proxy for plain HTTP requests.
 
         Raises:
             ConfigError: --http-proxy cannot be read.
@@ -68,7 +68,7 @@ class HttpsProxySettings(SidecarSettings):
 
     @property
     def connect_rules(self) -> ProxyRules:
-        """Which proxy connections are made by.
+        """The proxy for connections.
 
         Raises:
             ConfigError: --https-proxy cannot be read.
@@ -77,23 +77,23 @@ class HttpsProxySettings(SidecarSettings):
 
     @property
     def never_cloud_hosts(self) -> tuple[str, ...]:
-        """The proxies themselves, which are in the hosted cluster's network."""
+        """The hosts of the proxies, which are in the hosted cluster's network."""
         proxies = (self.plain_rules.proxy, self.connect_rules.proxy)
         return tuple(dict.fromkeys(proxy.at.host for proxy in proxies if proxy is not None))
 
     @property
     def has_https_proxy(self) -> bool:
-        """A proxy is dialed by TLS."""
+        """Whether a proxy is dialed with TLS."""
         proxies = (self.plain_rules.proxy, self.connect_rules.proxy)
         return any(proxy is not None and proxy.scheme == "https" for proxy in proxies)
 
     @property
     def own_unread_files(self) -> tuple[str, ...]:
-        """The authorities of proxies, where none is dialed by TLS."""
+        """The flags for the CAs of proxies, if none is dialed with TLS."""
         return () if self.has_https_proxy else ("proxy_ca_path",)
 
     def validate(self) -> None:
-        """Hold the settings against each other.
+        """Check the settings against each other.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.

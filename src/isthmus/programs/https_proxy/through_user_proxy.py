@@ -1,10 +1,10 @@
-"""The dialer by the hosted cluster's own HTTP proxy, which is reached by another dialer.
+"""Dials through the hosted cluster's own HTTP proxy, which another dialer reaches.
 
-An http proxy is spoken to on the end that the other dialer gives. For an https proxy, TLS is
-inside that end: a pair of sockets stands between them, one side joined to it, the other under TLS.
-The proxy is told the target's name and resolves it.
+Requests to an http proxy are sent on the end that the other dialer returns. For an https proxy, TLS
+runs inside that end: a socket pair connects them, one side joined to the end, the other under TLS.
+The proxy resolves the target's name.
 
-A proxy that this process reaches by itself, on the way to a server, is net/through_proxy.py.
+net/through_proxy.py is for a proxy that this process reaches directly on its way to a server.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from isthmus.wire.connect_answer import ConnectAnswer, ConnectAsking
 
 
 def _nobody(*_: object) -> None:
-    """Stand in for callbacks of a dial that is over."""
+    """Replaces the callbacks of a dial that has ended."""
 
 
 class _Inside(SocketEnd):
-    """Our side of the pair between the tunnel and TLS; a UNIX socket, which cannot be reset."""
+    """The tunnel's side of the pair; a UNIX socket, which cannot be reset."""
 
     __slots__ = ()
 
 
 class _ProxyTls(TlsEnd):
-    """TLS with an https proxy, and the other side of its pair, which is reset with it."""
+    """TLS to an https proxy; when it is reset, the other side of its pair is reset too."""
 
     __slots__ = ("error", "inside", "secured_by")
 
@@ -58,7 +58,7 @@ class _ProxyTls(TlsEnd):
         super().__init__(sock, poller, context, early, server_hostname=name)
 
     def handshake_done(self) -> None:
-        """Tell whoever waits."""
+        """Report to the dial."""
         secured_by, self.secured_by = self.secured_by, _nobody
         secured_by()
 
@@ -67,7 +67,7 @@ class _ProxyTls(TlsEnd):
         self.error = tls_fault(error)
 
     def abort(self, reason: Ending) -> None:
-        """Reset what is below, too: by the pair alone it would read as a clean end."""
+        """Reset the connection below as well: the pair alone would look like a clean end."""
         inside, self.inside = self.inside, None
         if inside is not None and inside.ending is None:
             below = inside.peer
@@ -77,7 +77,7 @@ class _ProxyTls(TlsEnd):
 
 
 class _Answer(Early):
-    """The early peer of the connection to a proxy: reads its answer, keeps what follows."""
+    """The early peer of the connection to a proxy: reads its answer and keeps what follows."""
 
     __slots__ = ("_asking", "_dial")
 
@@ -87,16 +87,16 @@ class _Answer(Early):
         self._asking = asking
 
     def ask(self, end: BaseEnd) -> None:
-        """Send the question."""
+        """Send the request."""
         if self._asking is not None:
             end.write(self._asking.request)
 
     def leave(self) -> None:
-        """Nobody waits any more."""
+        """The dial was cancelled."""
         self._dial = None
 
     def write(self, data: bytes) -> bool:
-        """Read on in the answer; behind it is the target."""
+        """Parse more of the answer; the bytes after it are the target's."""
         dial, asking = self._dial, self._asking
         if dial is None or asking is None:
             return super().write(data)
@@ -113,10 +113,10 @@ class _Answer(Early):
         return len(self.buffer) < self.limit
 
     def write_eof(self) -> None:
-        """The proxy has nothing more to say."""
+        """The proxy has closed its side."""
         super().write_eof()
         if self._dial is not None:
-            self._dial.proxy_failed("closed the connection before it had answered")
+            self._dial.proxy_failed("closed the connection before it answered")
 
     def abort(self, reason: Ending) -> None:
         """The connection broke."""
@@ -126,7 +126,7 @@ class _Answer(Early):
 
 
 class ProxyDial:
-    """One dial under way; tells once, by one of two callbacks, unless cancelled."""
+    """A pending dial; calls one of two callbacks once, unless cancelled."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class ProxyDial:
         reached: Reached,
         failed: Failed,
     ) -> None:
-        """``target`` None: the proxy itself is what is wanted."""
+        """``target`` None: connect to the proxy itself."""
         self._dialer = dialer
         self._proxy = proxy
         self._target = target
@@ -156,14 +156,14 @@ class ProxyDial:
             self._below = below
 
     def cancel(self) -> None:
-        """Give up silently."""
+        """Cancel without a callback."""
         if not self.done:
             self._finish()
             self._drop()
 
     def _no_proxy(self, failure: DialFailure, detail: str) -> None:
         why = f"{failure.value}: {detail}" if detail else failure.value
-        # REFUSED would be about the target, of which nothing is known.
+        # REFUSED would mean the target, of which nothing is known.
         self._fail(OF_THE_WAY.get(failure, failure), f"cannot be reached: {why}")
 
     def _at_proxy(self, end: BaseEnd) -> None:
@@ -184,9 +184,9 @@ class ProxyDial:
             self._secure(end, answer)
             return
         self._end = end
-        join(end, answer)  # what came already is read
+        join(end, answer)  # bytes that have arrived are read
         if self._answer is not None and end.ending is None:
-            end.init_end(answer)  # and what follows the answer is the early bytes of the next join
+            end.init_end(answer)  # and what follows the answer is early bytes of the next join
             answer.ask(end)
 
     def _secure(self, below: BaseEnd, answer: _Answer) -> None:
@@ -219,10 +219,10 @@ class ProxyDial:
             self._answer.leave()
             self._won(self._end)
 
-    # The answer reports.
+    # Called by the reader of the answer.
 
     def answered(self, answer: ConnectAnswer) -> None:
-        """The proxy has said yes or no."""
+        """The proxy has accepted or refused."""
         if answer.connected:
             assert self._end is not None
             self._won(self._end)
@@ -231,13 +231,13 @@ class ProxyDial:
             self._fail(failure, f"answered {answer.line}")
 
     def proxy_failed(self, why: str) -> None:
-        """The proxy does not answer as one."""
+        """The answer is not that of a proxy."""
         self._fail(DialFailure.INTERNAL, why)
 
     def broke(self) -> None:
         """The connection broke before the answer."""
         error = self._end.error if isinstance(self._end, _ProxyTls) else ""
-        self.proxy_failed(error or "the connection broke before it had answered")
+        self.proxy_failed(error or "the connection broke before it answered")
 
     def _too_late(self) -> None:
         self._fail(DialFailure.TIMED_OUT, "no answer in time")
@@ -259,7 +259,7 @@ class ProxyDial:
 
     def _finish(self) -> None:
         self.done = True
-        # Whoever is called back keeps us: without this, neither is freed until a collection.
+        # The callback's owner refers to this dial: breaks a cycle that would need a collection.
         self._reached, self._failed = _nobody, _nobody
         self._deadline.cancel()
 
@@ -276,7 +276,7 @@ class ProxyDial:
 
 
 class UserProxyDialer:
-    """Dials by the proxy where the rules say so, and else as the dialer below does."""
+    """Dials through the proxy if the rules say so, otherwise like the dialer below."""
 
     def __init__(
         self,
@@ -288,7 +288,7 @@ class UserProxyDialer:
         context: Callable[[], ssl.SSLContext],
         without: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """``context`` is for https proxies; ``without`` knows hosts that need no proxy."""
+        """``context`` is for https proxies; ``without`` matches hosts that need no proxy."""
         self.loop = loop
         self.poller = poller
         self.inner = inner
@@ -297,7 +297,7 @@ class UserProxyDialer:
         self._without = without
 
     def proxy_for(self, target: HostPort) -> ProxyAddress | None:
-        """The proxy on the way to a target; None goes without."""
+        """The proxy on the way to a target; None if there is none."""
         if self._without(target.host):
             return None
         return self.rules.proxy_for(target.host, target.port)
@@ -314,5 +314,5 @@ class UserProxyDialer:
     def dial_proxy(
         self, proxy: ProxyAddress, *, timeout_s: float, reached: Reached, failed: Failed
     ) -> Dialing:
-        """Open a connection to a proxy itself, with TLS where it wants that."""
+        """Open a connection to a proxy itself, with TLS for an https proxy."""
         return ProxyDial(self, proxy, None, timeout_s=timeout_s, reached=reached, failed=failed)

@@ -1,1 +1,1 @@
-"""The sidecars: SOCKS5 and HTTP proxies whose connections leave by the tunnel."""
+"""The sidecars: SOCKS5 and HTTP proxies that connect through the tunnel."""

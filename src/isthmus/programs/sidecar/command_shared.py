@@ -1,4 +1,4 @@
-"""What the commands of both sidecars share: the word ``run``, which HyperShift gives them."""
+"""Shared by the commands of both sidecars: the word ``run``, which HyperShift passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RUN = "run"
 
 
 class SidecarCommand(FlagCommand):
-    """A command that may be told to run in so many words."""
+    """A command that accepts the word ``run`` before its flags."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the command line, without a ``run`` at its beginning."""

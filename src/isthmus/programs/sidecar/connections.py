@@ -1,6 +1,6 @@
-"""The connections of a sidecar: who waits for what, the bounds, and what is counted.
+"""The connections of a sidecar: their states, limits and counters.
 
-What a client says is each sidecar's frontend.py; the program around them is program.py.
+Each sidecar's frontend parses its protocol; program.py puts the program together.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from isthmus.programs.sidecar.settings import SidecarSettings
 from isthmus.tunnel.end import BaseEnd, Discard, End, Ending, join
 from isthmus.values import DialRequest, HostPort, Identity
 
-#: How long whoever is told goodbye has to leave before we do.
+#: How long a client may take to close after its last answer.
 FAREWELL_S = 2.0
-#: How many times so long nothing may move of an answer that is not all sent.
+#: How many times this long an unsent answer may make no progress.
 MOST_STILL = 150
-#: How long a connection may be kept for another request.
+#: How long an idle connection is kept for another request.
 IDLE_S = 60.0
 _QUIET_S = 60.0
 _log = logging.getLogger("isthmus.sidecar")
@@ -43,12 +43,12 @@ _NO_PLACE = {
     AdmissionRefusal.MEMORY: Unserved.TOO_MANY_OF_SOURCE,
 }
 
-#: Makes the client of a connection that was accepted.
+#: Makes the client of an accepted connection.
 MakeClient = Callable[[Any, socket.socket], SidecarClient]
 
 
 class SidecarConnections(Part):
-    """Every connection of a sidecar, from accept to the end; what its clients ask."""
+    """All connections of a sidecar, from accept to the end; the owner of its clients."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class SidecarConnections(Part):
         self.once = ground.once
         self.tunnels = tunnels
         self.draining = False
-        #: How many there may be.
+        #: The limits on connections.
         self.most = most_connections(settings.max_connections)
         self.places = ConnectionSlots(self.most, settings.max_connections_per_source)
         self.places.budget = ground.budget
@@ -80,7 +80,7 @@ class SidecarConnections(Part):
         self._idle: Deadlines[SidecarClient] = Deadlines(loop, IDLE_S, _no_more)
         self._late = Deadlines(loop, settings.handshake_timeout_s, _too_late)
         self._leaving: Deadlines[BaseEnd] = Deadlines(loop, FAREWELL_S, self._leave)
-        # What those who read slowly have not taken, and how often that was so.
+        # Bytes that slow readers have not taken, and how often they made no progress.
         self._slow: dict[BaseEnd, tuple[int, int]] = {}
 
     def __len__(self) -> int:
@@ -89,7 +89,7 @@ class SidecarConnections(Part):
 
     @property
     def handshakes(self) -> int:
-        """How many have not said yet what they want."""
+        """The number of clients that have not sent their request."""
         return len(self._handshakes)
 
     # Part.
@@ -101,7 +101,7 @@ class SidecarConnections(Part):
 
     @override
     def drain(self) -> None:
-        # From now on nobody is kept for another request.
+        # From now on no client is kept for another request.
         self.draining = True
         for client in self._idle.take_all():
             _no_more(client)
@@ -145,7 +145,7 @@ class SidecarConnections(Part):
         guest = admitted(sock, self.places, source, self._refuse)
         if guest is None:
             return
-        # Not the new one: whoever opens many and says nothing would keep everybody out.
+        # Not the new one: a client that opens many and sends nothing would lock out the others.
         crowded_out = self._handshakes.must_leave(oldest=True)
         if crowded_out is not None:
             crowded_out.unserved(Unserved.CROWDED)
@@ -162,22 +162,22 @@ class SidecarConnections(Part):
         self.say_no(sock, why)
 
     def say_no(self, sock: socket.socket, why: AdmissionRefusal) -> None:
-        """Tell a client that it is one too many: SOCKS5 has no word for it before its greeting."""
+        """Refuse a client above the limit: SOCKS5 has no reply before its greeting."""
         reset(sock)
 
-    # What clients ask; see SidecarOwner.
+    # For clients; see SidecarOwner.
 
     def credentials(self) -> Credentials | None:
-        """What clients have to say now; None when everybody is served."""
+        """The credentials that clients need; None if they need none."""
         return self._password.current
 
     def asked(self, client: SidecarClient) -> None:
-        """A client has said what it wants."""
+        """A client has sent its request."""
         self._forget(client)
         self._asked.add(client)
 
     def keep(self, client: SidecarClient) -> bool:
-        """Keep a client for another request; False when nobody is kept any more."""
+        """Keep a client for another request; False if the sidecar is draining."""
         if self.draining:
             return False
         self._asked.discard(client)
@@ -240,18 +240,18 @@ class SidecarConnections(Part):
         )
 
     def unserved(self, client: SidecarClient, why: Unserved, detail: str) -> None:
-        """Count a client that is over before it was served."""
+        """Count a client that ended before it was served."""
         idle = client not in self._handshakes and client not in self._asked
         self._forget(client)
-        if not idle:  # a kept connection that ends has had what it wanted
+        if not idle:  # a kept connection that ends was served
             self._count(why, source=client.source, detail=detail)
 
     def served(self, client: SidecarClient) -> None:
-        """A client is over, and had all that it wanted."""
+        """A client has ended after it was served."""
         self._forget(client)
 
     def say_goodbye(self, end: BaseEnd, answer: bytes = b"") -> None:
-        """Send the last words; closing at once could destroy them before they are read."""
+        """Send the last answer; an immediate close could discard it before it is read."""
         end.on_done = self._farewell_over
         self._leaving.add(end)
         join(end, Discard())
@@ -260,7 +260,7 @@ class SidecarConnections(Part):
         end.write_eof()
 
     def _leave(self, end: BaseEnd) -> None:
-        """Close what did not, once everything is sent: an answer may be long, its reader slow."""
+        """Close a lingering client once everything is sent: its reader may be slow."""
         end.let_go()
         if end.ending is not None:
             return
@@ -286,7 +286,7 @@ class SidecarConnections(Part):
 
     def _count(self, why: Unserved, *, source: str, detail: str) -> None:
         self._metrics.unserved[why] += 1
-        # Probes come and go without a word all day, and a dial that failed has its own line.
+        # Probes connect and send nothing all day, and a failed dial has its own line.
         if why not in (Unserved.LEFT, Unserved.NO_DESTINATION, Unserved.NOT_SUPPORTED):
             self.once.log(
                 ("unserved", why), _QUIET_S, _log, logging.WARNING, "client not served",
@@ -295,14 +295,14 @@ class SidecarConnections(Part):
 
 
 class _Traced:
-    """A dial with a span, which ends when nobody waits any more."""
+    """A dial with a tracing span, which ends if the dial is cancelled."""
 
     def __init__(self, dial: Dialing, span: Span) -> None:
         self._dial = dial
         self._span = span
 
     def cancel(self) -> None:
-        """Give up silently."""
+        """Cancel without a callback."""
         self._dial.cancel()
         self._span.cancelled()
 

@@ -1,8 +1,8 @@
-"""The dialer of the sidecars: by which way a target is reached, and trying its addresses.
+"""The dialer of the sidecars: chooses the way to a target, and tries its addresses.
 
-A cloud API is dialed from here, by the proxy that the environment names; everything else through
-the connectivity server, unless its tunnel does not work and the flags allow to do without. Names
-are dialer_names.py's, the order dial/rules_name_order.py's.
+Cloud APIs are dialed directly, or through the proxy in the environment; everything else through the
+connectivity server, unless its tunnel does not work and flags allow going without. dialer_names.py
+resolves names, in the order of dial/rules_name_order.py.
 """
 
 from __future__ import annotations
@@ -38,27 +38,27 @@ from isthmus.programs.sidecar.settings import GRPC, SidecarSettings
 from isthmus.tunnel.end import BaseEnd
 from isthmus.values import HostPort, is_address
 
-#: Where the DNS of a guest cluster is when it is not where OpenShift has it.
+#: The Service of a guest cluster's DNS, if OpenShift's does not exist.
 OPENSHIFT_DNS = "openshift-dns/dns-default"
 KUBE_DNS = "kube-system/kube-dns"
 _log = logging.getLogger("isthmus.names")
-#: An address gets at least so much of the time that is left, however many come after it.
+#: The least time for one address, however many follow it.
 _LEAST_S = 1.0
-#: For what we time ourselves, with a sentence of ours.
+#: Stands in for timeouts that are measured here, with an error text from here.
 _LATER_S = 1.0
 
 
 def _say_why(task: asyncio.Task[None]) -> None:
-    """Tell of a watch that ended, which none does unless something is wrong with it."""
+    """Log a watch that ended, which happens only because of a defect."""
     error = None if task.cancelled() else task.exception()
     if error is not None:
-        log(_log, logging.ERROR, "a watch has ended", watch=task.get_name(), exc_info=error)
+        log(_log, logging.ERROR, "watch ended", watch=task.get_name(), exc_info=error)
 
 
 class SidecarDialer:
-    """Dials targets as one sidecar's settings say.
+    """Dials targets according to a sidecar's settings.
 
-    ``start`` has to run before the first dial, in the loop; ``close`` ends everything.
+    Call ``start`` in the loop before the first dial; ``close`` ends everything.
     """
 
     def __init__(
@@ -72,17 +72,17 @@ class SidecarDialer:
         resolver: Resolver | None = None,
         health: TunnelHealth | None = None,
     ) -> None:
-        """``kube`` is the guest cluster's API; None where settings.needs_kube is not.
+        """``kube`` is the guest cluster's API; None if settings.needs_kube is False.
 
         Raises:
-            ConfigError: a certificate cannot be used, or a proxy of the environment not be read.
+            ConfigError: a certificate, or a proxy in the environment, is invalid.
         """
         self.loop = loop
         self.poller = poller
         self.settings = settings
         self.resolver = resolver if resolver is not None else Resolver(loop)
         self.proxies = self._proxies(environment)
-        #: The certificates of the connectivity server's connections; None at a UNIX socket.
+        #: The certificates for the connectivity server; None for a UNIX socket.
         self.context = self._context()
         self.tunnel = self._tunnel()
         self.metadata = MetadataGuard(settings.metadata_allowed)
@@ -90,7 +90,7 @@ class SidecarDialer:
         self._dns = TunnelDns(loop, self.tunnel)
         self.services = ServiceWatch(kube.services()) if kube is not None else None
         if self.services is None and settings.needs_kube:
-            raise ConfigError("names are resolved by Services, which need the Kubernetes API")
+            raise ConfigError("resolving names by Services needs the Kubernetes API")
         self.names = SidecarNames(
             loop,
             self._rules(),
@@ -109,7 +109,7 @@ class SidecarDialer:
     # Settings.
 
     def _proxies(self, environment: Mapping[str, str]) -> ProxyRules:
-        # Only cloud APIs are reached by it: without them a wrong one is nobody's business.
+        # Only cloud APIs use the proxy: if there are none, an invalid one does no harm.
         if not self.settings.connect_directly_to_cloud_apis:
             return ProxyRules()
         return ProxyRules.from_environment(environment)
@@ -166,10 +166,10 @@ class SidecarDialer:
         names = [first, KUBE_DNS] if first == OPENSHIFT_DNS else [first]
         return [ServiceName.parse(name) for name in names]
 
-    # Its life.
+    # Starting and closing.
 
     async def start(self) -> None:
-        """Watch what is watched: Services, and the files of certificates."""
+        """Start watching Services and certificate files."""
         if self.services is not None:
             self._watch(self.services.run(), "services")
         if self.context is not None:
@@ -181,9 +181,9 @@ class SidecarDialer:
         self._tasks.append(task)
 
     async def close(self) -> None:
-        """Give up every dial and lookup, and let go of what is kept for later ones.
+        """Cancel all dials and lookups, and close connections that are kept for later ones.
 
-        By gRPC, tunnels that are open end with it; the API of the cluster stays its owner's.
+        With gRPC this ends open tunnels. The client of the cluster's API is the owner's to close.
         """
         for dial in list(self._dials):
             dial.cancel()
@@ -194,25 +194,25 @@ class SidecarDialer:
             await asyncio.gather(*tasks, return_exceptions=True)
         await self._dns.close()
         self.resolver.close()
-        close = getattr(self.tunnel, "close", None)  # by gRPC, connections are kept
+        close = getattr(self.tunnel, "close", None)  # gRPC keeps connections
         if close is not None:
             close()
 
     # Dialing.
 
     async def resolve(self, name: str) -> Resolution:
-        """Say how a name, or an address, would be reached, step by step; never raises for it.
+        """Explain step by step how a name or an address would be reached; never raises.
 
-        The name has to be one that a HostPort can have.
+        The name must be valid in a HostPort.
         """
         return await self.names.resolve(name)
 
     def dial(
         self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
     ) -> SidecarDial:
-        """Open a connection; ``timeout_s`` is for all of it.
+        """Open a connection; ``timeout_s`` covers all steps.
 
-        The callbacks may come before this returns.
+        The callbacks may be called before this returns.
         """
         dial = SidecarDial(self, target, timeout_s=timeout_s, reached=reached, failed=failed)
         self._dials.add(dial)
@@ -220,37 +220,37 @@ class SidecarDialer:
         return dial
 
     def over(self, dial: SidecarDial) -> None:
-        """A dial has ended, one way or another."""
+        """Forget a dial that has ended."""
         self._dials.discard(dial)
 
     def way(self, resolution: Resolution, port: int) -> Way:
-        """The way to take, now, for an answer and a port."""
+        """The way to take now for an answer and a port."""
         if port == DNS_PORT and resolution.way is Way.DIRECT:
-            # A DNS server of the guest cluster is nowhere but there.
+            # A DNS server of the guest cluster can only be reached there.
             return Way.TUNNEL
         if resolution.source is not Source.ADDRESS or port == DNS_PORT:
             return resolution.way
         if not self.names.rules.management_dns or self.names.health.works:
             return resolution.way
-        # The address of a Service means nothing, or somebody else, in the management network.
+        # In the management network the address of a Service leads nowhere, or elsewhere.
         ours = self.services is not None and self.services.has_address(resolution.host)
         return resolution.way if ours else Way.DIRECT
 
 
 def _nobody(*_: object) -> None:
-    """Stand in for callbacks of a dial that is over."""
+    """Replaces the callbacks of a dial that has ended."""
 
 
 def _failure_of(error: LinkError) -> DialFailure:
-    """What a proxy that leads nowhere says of the target."""
+    """The failure of a target whose proxy failed."""
     if isinstance(error, ProxyRefused):
         return FAILURE_OF_STATUS.get(error.status, DialFailure.INTERNAL)
-    # A proxy that is not there is no way; one that cannot prove its name is a mistake somewhere.
+    # A missing proxy makes the target unreachable; one that fails TLS is a misconfiguration.
     return DialFailure.UNREACHABLE if error.stage is LinkStage.CONNECT else DialFailure.INTERNAL
 
 
 class SidecarDial:
-    """One dial under way; tells once, by one of two callbacks, unless cancelled."""
+    """A pending dial; calls one of two callbacks once, unless cancelled."""
 
     __slots__ = (
         "_addresses",
@@ -290,12 +290,12 @@ class SidecarDial:
         self.done = False
 
     def cancel(self) -> None:
-        """Give up silently."""
+        """Cancel without a callback."""
         if not self.done:
             self._finish()
 
     def begin(self) -> None:
-        """Go on at once if the name needs nobody to be asked."""
+        """Continue at once if the name can be resolved without a query."""
         known = self._dialer.names.known(self._target.host)
         if known is not None:
             self._go(known)
@@ -309,11 +309,11 @@ class SidecarDial:
     async def _resolve(self) -> None:
         try:
             resolution = await self._dialer.names.resolve(self._target.host)
-        except Exception:  # a fault of ours: whoever waits hears of it, and so does the loop
+        except Exception:  # a defect: report it to the caller and to the loop
             self._task = None
             self._fail(DialFailure.INTERNAL, "the name could not be resolved, see the log")
             raise
-        self._task = None  # what is done from here on is not this task's
+        self._task = None  # the rest does not run in this task
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -328,7 +328,7 @@ class SidecarDial:
         dialer, port = self._dialer, self._target.port
         way = dialer.way(resolution, port)
         dialer.names.counts.ways[way] += 1
-        # A name that has to go by the tunnel after all goes as it is: its addresses are not there.
+        # A name that must use the tunnel after all is sent unresolved: its addresses are not there.
         usable = way is resolution.way or resolution.source is Source.ADDRESS
         hosts = resolution.addresses if usable else ()
         self._addresses = [HostPort(host, port) for host in hosts or (resolution.host,)]
@@ -356,7 +356,7 @@ class SidecarDial:
     # Through the tunnel.
 
     def _try_next(self) -> None:
-        """Try the next address; each has its share of the time that is left."""
+        """Try the next address; each gets its share of the remaining time."""
         count = len(self._addresses)
         target = self._addresses.pop(0)
         self._tried += 1
@@ -368,7 +368,7 @@ class SidecarDial:
             reached=self._won,
             failed=self._one_failed,
         )
-        # The callbacks may have come already, and begun the next one.
+        # The callbacks may have run already, and begun the next dial.
         if not self.done and not attempt.done:
             self._attempt = attempt
 
@@ -385,7 +385,7 @@ class SidecarDial:
             detail = f"the last of {self._tried} addresses: {detail}".removesuffix(": ")
         self._fail(failure, detail)
 
-    # From here.
+    # Directly.
 
     def _dial_directly(self) -> None:
         dialer = self._dialer
@@ -420,7 +420,7 @@ class SidecarDial:
                 )
         except TimeoutError:
             self._task = None
-            self._fail(DialFailure.TIMED_OUT, f"proxy {proxy}: no way within {left_s:g} s")
+            self._fail(DialFailure.TIMED_OUT, f"proxy {proxy}: not connected within {left_s:g} s")
             return
         except LinkError as exc:
             self._task = None
@@ -435,7 +435,7 @@ class SidecarDial:
             return
         end = SocketEnd(sock, self._dialer.poller)
         self._won(end)
-        end.read_again()  # what came while nobody owned the socket made its edge already
+        end.read_again()  # bytes that came while nobody read the socket have used up their edge
 
     # The end of it.
 
@@ -452,7 +452,7 @@ class SidecarDial:
     def _finish(self) -> None:
         self.done = True
         self._dialer.over(self)
-        # Whoever is called back keeps us: without this, neither is freed until a collection.
+        # The callback's owner refers to this dial: breaks a cycle that would need a collection.
         self._reached, self._failed = _nobody, _nobody
         if self._deadline is not None:
             self._deadline.cancel()

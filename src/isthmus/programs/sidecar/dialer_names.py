@@ -1,9 +1,8 @@
 """Looks names up for a sidecar.
 
-Whom to ask is dial/rules_name_order.py, which is told what came of it.
-
-Services are kube/services.py's, the guest cluster's DNS is asked through the tunnel by
-net/tunnel_dns.py, and the management cluster's by the resolver of this pod.
+dial/rules_name_order.py decides whom to ask and takes the results. kube/services.py knows Services,
+net/tunnel_dns.py asks the guest cluster's DNS through the tunnel, and this pod's resolver asks the
+management cluster's.
 """
 
 from __future__ import annotations
@@ -38,14 +37,14 @@ DNS_PORT = 53
 _DNS_PORT_NAME = "dns-tcp"
 _QUIET_S = 60.0
 _log = logging.getLogger("isthmus.names")
-#: What shows that something came back through the tunnel, whatever it says.
+#: Results which show that something came back through the tunnel.
 _CAME_BACK = (Outcome.FOUND, Outcome.NO_SUCH_NAME, Outcome.ANSWERED_ERROR)
-#: What Services answered, as far as it says whether there is one; also where they cannot be listed.
+#: The results of asking Services, which may also be that they cannot be listed.
 _EXISTS = {Outcome.HEADLESS: True, Outcome.NO_SUCH_NAME: False}
 
 
 class NameCounts:
-    """How often who was asked with what result, and which ways were taken."""
+    """Counts lookups by source and result, and dials by way."""
 
     def __init__(self) -> None:
         self.asked: dict[tuple[Source, Outcome], int] = {}
@@ -58,7 +57,7 @@ class NameCounts:
 
 
 class SidecarNames:
-    """Resolves names by the rules of one sidecar."""
+    """Resolves names according to a sidecar's rules."""
 
     def __init__(
         self,
@@ -71,7 +70,7 @@ class SidecarNames:
         resolver: Resolver,
         health: TunnelHealth | None = None,
     ) -> None:
-        """``services`` may be None only where the rules never ask for any."""
+        """``services`` may be None only if the rules never use them."""
         self._loop = loop
         self.rules = rules
         self.services = services
@@ -83,7 +82,7 @@ class SidecarNames:
         self._once = OncePer()
 
     def known(self, name: str) -> Resolution | None:
-        """The answer, if nobody has to be asked for it."""
+        """The answer, if it needs no query."""
         if is_address(name):
             answer = _of_address(name)
             self.counts.count(answer.steps[0])
@@ -98,7 +97,7 @@ class SidecarNames:
         return ahead
 
     async def resolve(self, name: str) -> Resolution:
-        """The answer, whoever has to be asked for it; each of them has a time limit."""
+        """The answer, with all queries that it needs; each has a time limit."""
         inquiry = Inquiry(name, self.rules)
         attempt: TunnelAttempt | None = None
         try:
@@ -120,7 +119,7 @@ class SidecarNames:
         return ahead
 
     def forget(self, resolution: Resolution) -> None:
-        """What was answered was of no use: ask again next time."""
+        """Forget an answer that was of no use, so that the next dial asks again."""
         for each in self._questions(resolution.host, resolution.steps):
             self._dns.forget(each)
 
@@ -163,7 +162,7 @@ class SidecarNames:
     # The guest cluster's DNS.
 
     def _begin(self) -> TunnelAttempt | None:
-        """Have a turn; None where the tunnel's health decides nothing, or says not now."""
+        """Begin an attempt; None if health is not tracked, or the tunnel must not be tried now."""
         if not self.rules.management_dns:
             return None
         return self.health.begin(now=self._loop.time())
@@ -171,7 +170,7 @@ class SidecarNames:
     async def _ask_guest(self, inquiry: Inquiry, attempt: TunnelAttempt | None) -> Step:
         if attempt is None and self.rules.management_dns:
             since_s = self.health.failing_s(now=self._loop.time())
-            text = f"the tunnel has not worked for {since_s:.0f} s; it is tried now and then"
+            text = f"the tunnel has not worked for {since_s:.0f} s; it is retried periodically"
             return Step(source=Source.GUEST_DNS, outcome=Outcome.SKIPPED, detail=text)
         fresh = attempt is not None and attempt.retry
         step, remembered = await self._guest_step(inquiry, fresh=fresh)
@@ -186,7 +185,7 @@ class SidecarNames:
         return step
 
     async def _guest_step(self, inquiry: Inquiry, *, fresh: bool) -> tuple[Step, bool]:
-        """Ask, and tell whether the answer is one that was remembered."""
+        """Ask; the answer, and whether it came from the cache."""
         try:
             server = await self._find_server()
             found = None
@@ -202,16 +201,16 @@ class SidecarNames:
         return _guest_step(server, found), found.remembered
 
     def _questions(self, name: str, steps: Sequence[Step]) -> tuple[str, ...]:
-        """The names to ask for; the last word of Services, if any, says whether there is one."""
+        """The names to ask for; the result of asking Services, if any, is noted."""
         said = [step.outcome for step in steps if step.source is Source.SERVICE]
         exists = _EXISTS.get(said[-1]) if said else None
         return guest_questions(name, self.rules.cluster_domain, exists=exists)
 
     async def _find_server(self) -> HostPort:
-        """Where the DNS of the guest cluster is, as its Service says now.
+        """The current address of the guest cluster's DNS, from its Service.
 
         Raises:
-            KubeError: there is no such Service, or nobody can say.
+            KubeError: there is no such Service, or the API does not answer.
         """
         assert self.services is not None
         for at in self._dns_services:
@@ -243,12 +242,12 @@ class SidecarNames:
         return Step(source=source, outcome=outcome, addresses=addresses)
 
     def _judge(self, inquiry: Inquiry, step: Step, attempt: TunnelAttempt | None) -> None:
-        """Take a name that is found here and was not there as a word about the tunnel."""
+        """Count a name that is found here, and failed there, as a failure of the tunnel."""
         if attempt is None or step.outcome is not Outcome.FOUND:
             return
         guest = inquiry.steps[-1]
         if guest.outcome is not Outcome.FAILED:
-            return  # the guest's DNS answered: it does not know this name, but it is there
+            return  # the guest's DNS answered that it does not know the name: the tunnel works
         if self.health.failed(attempt, now=self._loop.time()):
             log(
                 _log,
@@ -261,7 +260,7 @@ class SidecarNames:
 
 @lru_cache(maxsize=1024)
 def _of_address(address: str) -> Resolution:
-    """The answer for an address, which is that of every rule; most dials are to one."""
+    """The answer for an address, which needs no rule; most dials are to addresses."""
     answer = Inquiry(address, NameRules()).ahead
     assert isinstance(answer, Resolution)
     return answer
@@ -272,7 +271,7 @@ def _service_step(at: ServiceName, service: Service | None) -> Step:
     if service is None:
         return Step(source=source, outcome=Outcome.NO_SUCH_NAME, detail=f"no Service {at}")
     if service.external_name:
-        text = f"Service {at} stands for {service.external_name}"
+        text = f"Service {at} is an alias of {service.external_name}"
         return Step(source=source, outcome=Outcome.ALIAS, detail=text, alias=service.external_name)
     if service.headless:
         return Step(source=source, outcome=Outcome.HEADLESS, detail=f"Service {at} has no address")
@@ -286,7 +285,7 @@ def _service_step(at: ServiceName, service: Service | None) -> Step:
 
 def _guest_step(server: HostPort, found: FoundAddresses) -> Step:
     outcome = Outcome.FOUND if found.addresses else Outcome.NO_SUCH_NAME
-    text = f"{server} knows no address of it" if not found.addresses else f"by {server}"
+    text = f"{server} has no address for it" if not found.addresses else f"by {server}"
     if found.remembered:
         text += ", remembered"
     return Step(source=Source.GUEST_DNS, outcome=outcome, detail=text, addresses=found.addresses)

@@ -1,4 +1,4 @@
-"""What the settings of a sidecar name, for the doctor: its port, its server, its rights."""
+"""For the doctor: the port, server and rights in a sidecar's settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.programs.sidecar.settings import HTTP_CONNECT, SidecarSettings
 
 
 class SidecarLayout(SettingsLayout[SidecarSettings]):
-    """A sidecar's, of either kind."""
+    """The layout of a sidecar of either kind."""
 
     @property
     def _files(self) -> TlsFiles:

@@ -1,7 +1,7 @@
-"""What the frontends of both sidecars share: a client until its tunnel stands, and who owns it.
+"""Shared by the frontends of both sidecars: a client until its tunnel is open, and its owner.
 
-What a client says is each sidecar's frontend.py; bounds, deadlines and counting are the
-owner's, which is connections.py.
+Each sidecar's frontend parses its protocol; the owner, connections.py, has limits, deadlines and
+counters.
 """
 
 from __future__ import annotations
@@ -26,54 +26,54 @@ from isthmus.values import HostPort
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What clients have to say; ``repr()`` shows no secret."""
+    """The credentials that clients need; ``repr()`` shows no secret."""
 
     username: bytes
     password: bytes = field(repr=False)
 
     def match(self, username: bytes, password: bytes) -> bool:
-        """Compare both, in a time that tells nothing of either."""
+        """Compare both in constant time."""
         right_name = hmac.compare_digest(self.username, username)
         return hmac.compare_digest(self.password, password) and right_name
 
 
 class SidecarOwner(Protocol):
-    """The sidecar, as far as its clients ask it."""
+    """What clients need of the sidecar."""
 
     poller: Poller
     once: OncePer
 
     def credentials(self) -> Credentials | None:
-        """What clients have to say now; None when everybody is served."""
+        """The credentials that clients need; None if they need none."""
 
     def asked(self, client: SidecarClient) -> None:
-        """A client has said what it wants: its time for that is over."""
+        """A client has sent its request: stop its handshake timeout."""
 
     def dial(self, target: HostPort, *, reached: Reached, failed: Failed) -> Dialing:
-        """Open a connection for a client; counted, and with the time limit of all."""
+        """Open a connection for a client; counted, with the common time limit."""
 
     def joined(self, client: SidecarClient, end: BaseEnd, far: BaseEnd) -> None:
-        """A client's target is reached and the client was told: join them."""
+        """The target is reached and the client has its answer: join them."""
 
     def unserved(self, client: SidecarClient, why: Unserved, detail: str) -> None:
-        """A client is over before it was served."""
+        """A client has ended before it was served."""
 
     def served(self, client: SidecarClient) -> None:
-        """A client is over, and had all that it wanted."""
+        """A client has ended after it was served."""
 
     def say_goodbye(self, end: BaseEnd, answer: bytes = b"") -> None:
-        """Send the last words and close, in a time that a reader needs at most."""
+        """Send the last answer and close, with time to read it."""
 
 
 class SidecarClient(PaidEarly):
-    """One client of a sidecar, until its tunnel stands: the early peer of its end.
+    """One client of a sidecar until its tunnel is open: the early peer of its end.
 
-    Subclasses read what it says (``heard``), and answer (``say_established``, ``say_failed``).
+    Subclasses parse its messages (``heard``) and answer (``say_established``, ``say_failed``).
     """
 
     __slots__ = ("_dial", "connection_id", "end", "owner", "payer", "source", "target")
 
-    #: How it came, for people.
+    #: The name of its protocol in messages.
     frontend = ""
 
     def __init__(self, owner: SidecarOwner, sock: socket.socket) -> None:
@@ -90,15 +90,15 @@ class SidecarClient(PaidEarly):
         return f"<{type(self).__name__} from {self.source}>"
 
     def pay_by(self, payer: Account) -> None:
-        """Have an account pay for what is kept of this client; its place keeps the account open."""
+        """Charge what is kept of this client to an account; its place keeps the account open."""
         self.payer = payer
         if self.end is not None:
             self.end.charge_to(payer)
 
-    # What subclasses say.
+    # For subclasses.
 
     def heard(self) -> None:
-        """Read on in ``buffer``."""
+        """Parse more of ``buffer``."""
         raise NotImplementedError
 
     def say_established(self, end: SocketEnd, far: BaseEnd) -> None:
@@ -106,11 +106,11 @@ class SidecarClient(PaidEarly):
         raise NotImplementedError
 
     def say_failed(self, failure: DialFailure, detail: str) -> bytes:
-        """What to tell a client whose target is not reached."""
+        """The answer to a client whose target is not reached."""
         raise NotImplementedError
 
     def too_late(self) -> bytes:
-        """What to tell a client that did not say in time what it wants; empty resets it."""
+        """The answer to a client without a request in time; empty resets it."""
         return b""
 
     def no_more(self) -> None:
@@ -124,22 +124,22 @@ class SidecarClient(PaidEarly):
     # As the peer of its end.
 
     def write(self, data: bytes) -> bool:
-        """Keep the bytes and look at them."""
+        """Keep the bytes and parse them."""
         self.buffer += data
         if self.end is not None and self._dial is None:
             self.heard()
-        # Asked only now: what was joined at once has taken the buffer.
+        # Checked last: a join that happened at once has taken the buffer.
         self.charge()
         return len(self.buffer) < self.limit
 
     def write_eof(self) -> None:
-        """Remember the half-close; who has not said what it wants will not say it any more."""
+        """Remember the half-close; an incomplete request will never be complete."""
         super().write_eof()
         if self.end is not None and self.target is None:
             self.unserved(Unserved.LEFT)
 
     def abort(self, reason: Ending) -> None:
-        """The client is gone: take its dial back."""
+        """The client is gone: cancel its dial."""
         super().abort(reason)
         if self.end is not None:
             self.unserved(Unserved.LEFT)
@@ -151,7 +151,7 @@ class SidecarClient(PaidEarly):
         self.target = target
         self.owner.asked(self)
         dial = self.owner.dial(target, reached=self._reached, failed=self._failed)
-        if self.end is not None:  # else it is over already
+        if self.end is not None:  # otherwise it has ended
             self._dial = dial
 
     def _reached(self, far: BaseEnd) -> None:
@@ -172,7 +172,7 @@ class SidecarClient(PaidEarly):
     # Ending.
 
     def unserved(self, why: Unserved, detail: str = "", answer: bytes = b"") -> None:
-        """End a client that was not served, with the protocol's own words or with a reset."""
+        """End a client that was not served, with an answer of its protocol or with a reset."""
         end, self.end = self.end, None
         dial, self._dial = self._dial, None
         if dial is not None:

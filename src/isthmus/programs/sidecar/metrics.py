@@ -1,7 +1,7 @@
-"""The metrics of the two sidecars: what is counted, and under which name it is seen.
+"""The metrics of the two sidecars.
 
-What every program counts is in program.py; what speaks of links is left out, since a sidecar has
-none. docs/reference/metrics.md is written from here by reference.py.
+Metrics that all programs have are in frame/observe/program.py; those about links are left out,
+since a sidecar has none. docs/reference/metrics.md is generated from these declarations.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _no_lookups() -> Mapping[tuple[Source, Outcome], int]:
 
 
 class SidecarMetrics(ProgramMetrics):
-    """Everything that both sidecars count."""
+    """The metrics that both sidecars have."""
 
     has_links = False
     label_values = (
@@ -60,7 +60,7 @@ class SidecarMetrics(ProgramMetrics):
     def __init__(self) -> None:
         self.accepted = 0
         self.unserved = dict.fromkeys(Unserved, 0)
-        #: Asked at scrape time; the program replaces them while it starts.
+        #: Called on every scrape; the program replaces them while it starts.
         self.waiting: Callable[[], int] = lambda: 0
         self.connections: Callable[[], int] = lambda: 0
         self.lookups: Callable[[], Mapping[tuple[Source, Outcome], int]] = _no_lookups
@@ -134,13 +134,13 @@ class SidecarMetrics(ProgramMetrics):
 
 
 class Socks5ProxyMetrics(SidecarMetrics):
-    """Everything that the SOCKS5 sidecar counts."""
+    """All metrics of the SOCKS5 sidecar."""
 
     program = "socks5_proxy"
 
 
 class HttpsProxyMetrics(SidecarMetrics):
-    """Everything that the HTTPS sidecar counts."""
+    """All metrics of the HTTPS sidecar."""
 
     program = "https_proxy"
     carried_by = "tunnels and by plain HTTP requests and answers"

@@ -1,6 +1,6 @@
-"""The password that a sidecar's clients have to say: read from its file, and again when it changes.
+"""The password of a sidecar's clients: read from its file, and again when the file changes.
 
-A change that cannot be used leaves the password that was there.
+An invalid change leaves the previous password in use.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _log = logging.getLogger("isthmus.sidecar")
 
 
 def read_password(path: str) -> bytes:
-    """Read a password: the whole file, without the line end at its end.
+    """Read a password: the whole file, without a newline at its end.
 
     Raises:
-        ConfigError: it cannot be read, is empty or too long; nothing of it is quoted.
+        ConfigError: it cannot be read, is empty or too long; the message quotes none of it.
     """
     try:
         raw = read_part(path, MAX_PASSWORD_BYTES + 3)
@@ -36,7 +36,7 @@ def read_password(path: str) -> bytes:
         raise ConfigError(f"--password-file {path}: {why}") from exc
     password = raw.removesuffix(b"\n").removesuffix(b"\r")
     if not password:
-        raise ConfigError(f"--password-file {path} is empty: write the password into it")
+        raise ConfigError(f"--password-file {path} is empty; write the password into it")
     if len(password) > MAX_PASSWORD_BYTES:
         raise ConfigError(
             f"--password-file {path}: a password has at most {MAX_PASSWORD_BYTES} bytes (RFC 1929)"
@@ -45,7 +45,7 @@ def read_password(path: str) -> bytes:
 
 
 class PasswordFile(Part):
-    """What clients have to say, as the file says it now; nothing without a path."""
+    """The credentials of clients, with the password of the file; none without a path."""
 
     def __init__(self, username: str, path: str) -> None:
         self._username = username.encode("utf-8", "surrogateescape")
@@ -78,7 +78,7 @@ class PasswordFile(Part):
         try:
             password = read_password(self._path)
         except ConfigError as exc:
-            if str(exc) != self._failure:  # said once, and looked at again
+            if str(exc) != self._failure:  # logged once, and tried again
                 self._failure = str(exc)
                 log(_log, logging.WARNING, "password not reloaded", reason=str(exc))
             return

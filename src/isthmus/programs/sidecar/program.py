@@ -1,6 +1,6 @@
-"""What both sidecars are made of: connections on loopback, dialed by the tunnel.
+"""The parts of both sidecars: connections on loopback, dialed through the tunnel.
 
-What a client says, and which dialer it gets, is programs/socks5_proxy and programs/https_proxy.
+programs/socks5_proxy and programs/https_proxy have the protocols and choose the dialer.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ SidecarGround = Ground[Any, Any]
 
 
 class DialingPart(Part):
-    """The dialer of a sidecar, with the API of the guest cluster that it may ask.
+    """The dialer of a sidecar, with the guest cluster's API if it needs that.
 
     Raises:
-        ConfigError: a file is wrong, or a proxy of the environment.
+        ConfigError: a file, or a proxy in the environment, is invalid.
     """
 
     def __init__(self, ground: SidecarGround) -> None:
@@ -90,8 +90,8 @@ class SidecarListening(Listening):
 
 
 def worker_plan(settings: SidecarSettings) -> WorkerPlan:
-    """Share a sidecar between processes: each has its part of what all may carry."""
-    # A worker may have them all for long; it inherits the limit.
+    """Split a sidecar between processes: each gets its share of the limits."""
+    # One worker may hold all connections for a while; it inherits the limit.
     allow_connections(settings.max_connections)
     return WorkerPlan(
         bind=lambda: _bind(settings),
@@ -104,7 +104,7 @@ def worker_plan(settings: SidecarSettings) -> WorkerPlan:
 def _bind(settings: SidecarSettings) -> Iterator[BoundSocket]:
     for bound in tcp_sockets(SERVING, [(settings.serving_address, settings.serving_port)]):
         yield bound
-        # systemd may have passed another than the flags say
+        # systemd may have passed a socket at another address
         settings.check_serves_at(bound.sock.getsockname()[0])
 
 

@@ -1,8 +1,7 @@
 """Sidecars of a hosted control plane's component: containers, the component's variables, volumes.
 
-Names, requests, mounts and variables are those that HyperShift writes (support/
-controlplane-component), so that workloads that expect them find them. Probes and the security
-context are ours.
+Names, requests, mounts and variables are those of HyperShift (support/controlplane-component),
+because workloads expect them. Probes and the security context are added.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort
 
 KUBECONFIG = "/etc/kubernetes/secrets/kubeconfig/kubeconfig"
-#: Where Go looks for authorities. Ours is told.
+#: Where Go programs look for CAs. Isthmus has flags for that.
 TRUST = "/etc/pki/tls/certs/konnectivity-proxy"
 _BUNDLE = "additional-ca-bundle.pem"
 _NAME = "konnectivity-proxy"
@@ -51,7 +50,7 @@ _NOT_OF_THE_SECRET = frozenset({"ca_cert_path", "tls_cert_path", "tls_key_path",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarPlan:
-    """A workload, and the sidecars that it gets, by kind."""
+    """A workload and its sidecars, by kind."""
 
     manifest: SidecarManifestSettings
     sidecars: Mapping[str, PlannedSidecar]
@@ -92,7 +91,7 @@ def main_variables(plan: SidecarPlan) -> dict[str, str]:
         case kind if kind == GRPC_VARIABLES:
             found = {"GRPC_PROXY": socks5 or http}
         case kind if kind == HANDED_ON:
-            # The component hands them on, and uses none itself.
+            # The component passes them on and does not use them itself.
             return {f"MGMT_{name}": text for name, text in manifest.management_proxy.items()}
         case _:
             return {}
@@ -140,7 +139,7 @@ def _volumes(plan: SidecarPlan, sidecar: PlannedSidecar) -> list[Volume]:
         volume = volumes.config_map("proxy-additional-trust-bundle", manifest.trust_bundle, bundle)
         found.append(volume)
     found += _others(manifest, sidecar)
-    # For keys that are written in a kubeconfig itself: the root is read-only.
+    # For keys embedded in a kubeconfig: the root file system is read-only.
     found.append(replace(volumes.scratch(), name=f"{_NAME}-tmp"))
     volumes.check_apart(found)
     return found
@@ -150,7 +149,7 @@ def _kubeconfig(manifest: SidecarManifestSettings, path: str) -> Volume:
     name = manifest.kubeconfig_volume or manifest.chosen.kubeconfig_volume
     files = {"kubeconfig": FlagFile.named("--kubeconfig", path)}
     volume = volumes.secret(name, manifest.kubeconfig_secret, files)
-    # Without a Secret of its own, it is a volume that the workload has.
+    # Without its own Secret, it is a volume of the workload.
     return volume if manifest.kubeconfig_secret else replace(volume, source={})
 
 
@@ -161,13 +160,13 @@ def _others(manifest: SidecarManifestSettings, sidecar: PlannedSidecar) -> list[
         if str(file.directory) != TRUST
     ]
     if files and not manifest.secret:
-        raise ConfigError(f"{files[0].flag} needs --secret: the Secret that has the file")
+        raise ConfigError(f"{files[0].flag} needs --secret: the Secret with the file")
     found = volumes.secret_directory(files, secret=manifest.secret)
     return [replace(volume, name=f"{_NAME}-files") for volume in found]
 
 
 def plan_warnings(plan: SidecarPlan) -> list[str]:
-    """What is not wrong and may still not be meant, each a sentence."""
+    """Warnings, one sentence each."""
     manifest, found = plan.manifest, []
     settings = [sidecar.settings for sidecar in plan.sidecars.values()]
     used = manifest.for_main == HANDED_ON or any(
@@ -188,14 +187,14 @@ def plan_warnings(plan: SidecarPlan) -> list[str]:
     return found
 
 
-#: Where the HTTPS sidecar of two listens.
+#: The port of the HTTPS sidecar, if there are two.
 DUAL_HTTPS_PORT = "8092"
 _PORTS = ("serving_port", "health_port", "admin_port")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSidecar:
-    """One sidecar: what was given for it, and what that means."""
+    """One sidecar: its flags as given, and their values."""
 
     kind: str
     settings: Any
@@ -203,26 +202,26 @@ class PlannedSidecar:
 
     @property
     def args(self) -> list[str]:
-        """Its command line, without the program. The kubeconfig is in its environment."""
+        """Its arguments, beginning with the program. The environment has the kubeconfig."""
         given = {key: texts for key, texts in self.given.items() if key != "kubeconfig"}
         program = SIDECARS[self.kind]
         return [program.name, *arguments(options_of(program.settings_class), given)]
 
     @property
     def at(self) -> str:
-        """Where its pod reaches it, as in a URL."""
+        """Its address within the pod, as in a URL."""
         host = self.settings.serving_address
         host = host if is_loopback(host) else "127.0.0.1"
         return str(HostPort(host, self.settings.serving_port))
 
 
 def plan_sidecars(manifest: SidecarManifestSettings, typed: Given) -> dict[str, PlannedSidecar]:
-    """The sidecars by kind, the HTTPS one first, as HyperShift has them.
+    """The sidecars by kind, the HTTPS one first, in HyperShift's order.
 
-    ``typed`` has the flags of the sidecars, and what --socks5-arg and --https-arg say.
+    ``typed`` has the flags of the sidecars, including those of --socks5-arg and --https-arg.
 
     Raises:
-        ConfigError: a flag is none of theirs, or makes no sense; one sentence.
+        ConfigError: a flag is unknown or invalid; one sentence.
     """
     mode = manifest.chosen.mode
     kinds = [kind for kind in SIDECARS if mode in (kind, DUAL)]
@@ -234,7 +233,7 @@ def plan_sidecars(manifest: SidecarManifestSettings, typed: Given) -> dict[str, 
     }
     for kind in SIDECARS:
         if kind not in kinds and own[kind]:
-            raise ConfigError(f"--{kind}-arg means nothing: there is no such sidecar in {mode}")
+            raise ConfigError(f"--{kind}-arg has no effect: mode {mode} has no such sidecar")
     flags = {key: texts for key, texts in typed.items() if not key.endswith("_arg")}
     _check_known(flags, kinds)
     found = {kind: _sidecar(kind, manifest, flags, own[kind]) for kind in kinds}
@@ -265,7 +264,7 @@ def _sidecar(
 
 
 def _check_known(flags: Given, kinds: list[str]) -> None:
-    """Whoever types a flag for one kind has that kind in mind."""
+    """Check that a flag of only one kind was not given for the other."""
     for kind, program in SIDECARS.items():
         for option in options_of(program.settings_class):
             if not flags.get(option.attribute):
@@ -290,12 +289,12 @@ def _check_ports(found: Mapping[str, PlannedSidecar]) -> None:
         for attribute in _PORTS:
             port, flag = values[attribute], attribute.replace("_", "-")
             if port == 0 and attribute != "admin_port":
-                raise ConfigError(f"--{flag} must not be 0 in a manifest: others have to find it")
+                raise ConfigError(f"--{flag} must not be 0 in a manifest: others need a fixed port")
             who = f"--{flag} of {sidecar.kind}"
             other = taken.setdefault(port, who) if port else who
             if other != who:
                 raise ConfigError(
-                    f"{other} and {who} are both {port}: give one another by --socks5-arg or"
+                    f"{other} and {who} are both {port}: change one with --socks5-arg or"
                     " --https-arg"
                 )
         host = settings.admin.health_bind_address

@@ -1,18 +1,18 @@
-"""Whether the tunnel to the guest cluster works, as the lookups through it tell.
+"""Whether the tunnel to the guest cluster works, judged by the lookups through it.
 
-HyperShift's sidecars judge likewise: a lookup that fails there and works here says that the tunnel
-does not; then one lookup in 30 s tries it again, and one that works ends the outage. Theirs has
-races that this has not:
+HyperShift's sidecars use the same rule: a lookup that fails through the tunnel and succeeds in the
+management cluster means that the tunnel is down; then one lookup every 30 s tries it again, and a
+success ends the outage. Their implementation has races that this one avoids:
 
-- whoever ends a lookup, also one that began before the outage, clears "a retry is under way", and
-  a second one starts beside the first. Here the turn belongs to the attempt that took it.
-- a lookup that began before the tunnel came back, and fails after, makes it fail again. Here a
-  failure counts only when nothing has changed since its attempt began.
-- the time of the last retry is kept from one outage to the next, whose first retry then comes at
-  once. Here each outage begins its own 30 s.
-- a dial asks again after its name was resolved, and may get another answer than the resolver: an
-  address of the guest network is then dialed in the management network. Here the way is part of
-  what resolving answers (dial/rules_name_order.py).
+- any lookup that ends, even one that began before the outage, clears "retry in progress", and a
+  second retry starts beside the first. Here only the attempt that took the turn ends it.
+- a lookup that began before the tunnel recovered, and fails afterwards, starts a new outage. Here a
+  failure counts only if nothing has changed since its attempt began.
+- the time of the last retry survives an outage, so that the first retry of the next one comes at
+  once. Here each outage starts its own 30 s.
+- a dial evaluates the state again after its name was resolved, and may disagree with the resolver:
+  an address of the guest network is then dialed in the management network. Here the way is part of
+  the resolver's answer (dial/rules_name_order.py).
 
 Pure: time comes in as an argument.
 """
@@ -33,7 +33,7 @@ class TunnelAttempt:
 
 
 class TunnelHealth:
-    """The state, changed only by attempts."""
+    """The state of the tunnel, changed only by attempts."""
 
     def __init__(self, *, retry_s: float = RETRY_S) -> None:
         self._retry_s = retry_s
@@ -47,7 +47,7 @@ class TunnelHealth:
 
     @property
     def works(self) -> bool:
-        """As far as is known."""
+        """Whether it works, as far as is known."""
         return self._failed_at is None
 
     def failing_s(self, *, now: float) -> float:
@@ -55,9 +55,9 @@ class TunnelHealth:
         return 0.0 if self._failed_at is None else now - self._failed_at
 
     def begin(self, *, now: float) -> TunnelAttempt | None:
-        """Begin a lookup through the tunnel; None when that is not to be tried now.
+        """Begin a lookup through the tunnel; None if it must not be tried now.
 
-        Whoever gets an attempt ends it by ``worked``, ``failed`` or ``dropped``.
+        The caller ends the attempt by ``worked``, ``failed`` or ``dropped``.
         """
         if self.works:
             return TunnelAttempt(self._epoch, retry=False)
@@ -68,8 +68,8 @@ class TunnelHealth:
         return self._retrying
 
     def worked(self, attempt: TunnelAttempt) -> bool:
-        """Something came back through the tunnel; True if that ends an outage."""
-        # Whenever the attempt began: what has just come back did so now.
+        """An answer came back through the tunnel; True if that ends an outage."""
+        # Regardless of when the attempt began: the answer has come back now.
         self.dropped(attempt)
         if self.works:
             return False
@@ -88,6 +88,6 @@ class TunnelHealth:
         return True
 
     def dropped(self, attempt: TunnelAttempt) -> None:
-        """The attempt told nothing: it was cancelled, or the name does not exist anywhere."""
+        """The attempt says nothing: it was cancelled, or the name exists nowhere."""
         if attempt is self._retrying:
             self._retrying = None

@@ -1,7 +1,7 @@
 """The settings that ``isthmus socks5-proxy`` and ``isthmus https-proxy`` share.
 
 Names and defaults are those of HyperShift's konnectivity-socks5-proxy and konnectivity-https-proxy.
-What each has besides is settings_socks5.py and settings_https.py.
+The settings of only one are in programs/socks5_proxy and programs/https_proxy.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _LIMITS = "Limits"
 _MAX_UDS_BYTES = 107
 # RFC 1929 §2: the lengths of both have one byte.
 _MAX_USERNAME_BYTES = 255
-# RFC 1123 §2.1, as Kubernetes has it for names of Services and namespaces.
+# RFC 1123 §2.1, as in Kubernetes for names of Services and namespaces.
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 _SERVICE = re.compile(rf"{_LABEL}/{_LABEL}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarSettings(CarrierSettings):
-    """What both sidecars can be told; ``check_sidecar()`` says whether it makes sense."""
+    """The settings of both sidecars; ``check_sidecar()`` checks them."""
 
-    #: Which of the two it is, as presets and manifests call it.
+    #: The kind of sidecar, as presets and manifests call it.
     KIND: ClassVar[str] = ""
 
     konnectivity_hostname: str = option(
@@ -239,19 +239,19 @@ class SidecarSettings(CarrierSettings):
         metavar="CIDR",
         go=OURS,
     )
-    #: No flag. Whether a name is resolved here even where the agent could do it (https-proxy).
+    #: Not a flag. Whether names are resolved here even if the agent could do it (https-proxy).
     resolve_before_dial: bool = False
 
     @property
     def server_at(self) -> HostPort | None:
-        """The TCP port of the connectivity server; None where it is at a UNIX socket."""
+        """The TCP port of the connectivity server; None if it is at a UNIX socket."""
         if self.konnectivity_uds:
             return None
         return HostPort(self.konnectivity_hostname, self.konnectivity_port)
 
     @property
     def metadata_allowed(self) -> tuple[IpNetwork, ...]:
-        """What --allow-metadata-address lists.
+        """The addresses of --allow-metadata-address.
 
         Raises:
             ConfigError: an entry is no such address.
@@ -264,7 +264,7 @@ class SidecarSettings(CarrierSettings):
                 raise ConfigError(f"--allow-metadata-address {text[:100]}: {error}") from error
             if not is_metadata(network):
                 raise ConfigError(
-                    f"--allow-metadata-address {text}: is not in {', '.join(METADATA)}, and so is"
+                    f"--allow-metadata-address {text}: is not in {', '.join(METADATA)}, so it is"
                     " not denied"
                 )
             found.append(network)
@@ -272,28 +272,28 @@ class SidecarSettings(CarrierSettings):
 
     @property
     def never_cloud_hosts(self) -> tuple[str, ...]:
-        """Hosts that are no cloud APIs, whatever their names end in."""
+        """Hosts that are not cloud APIs, whatever their suffix."""
         return ()
 
     @property
     def needs_kube(self) -> bool:
-        """The API of the guest cluster has to be asked."""
+        """Whether the guest cluster's API is needed."""
         return not self.disable_resolver
 
     @property
     def unread_files(self) -> frozenset[str]:
-        """The settings that name files which nobody reads as things are, by attribute."""
+        """The file settings that are not used with these settings, by attribute."""
         tls = ("ca_cert_path", "tls_cert_path", "tls_key_path") if self.konnectivity_uds else ()
         kube = () if self.needs_kube else ("kubeconfig",)
         return frozenset((*tls, *kube, *self.own_unread_files))
 
     @property
     def own_unread_files(self) -> tuple[str, ...]:
-        """Those of them that only one kind of sidecar has."""
+        """Those of them that exist in only one kind of sidecar."""
         return ()
 
     def check_sidecar(self) -> None:
-        """Hold the shared settings against each other.
+        """Check the shared settings against each other.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
@@ -303,7 +303,7 @@ class SidecarSettings(CarrierSettings):
         self._check_server()
         self._check_clients()
         self._check_names()
-        _ = self.metadata_allowed  # raises if its text is wrong
+        _ = self.metadata_allowed  # raises if it is invalid
         for flag, seconds in (
             ("handshake-timeout", self.handshake_timeout_s),
             ("dial-timeout", self.dial_timeout_s),
@@ -352,15 +352,15 @@ class SidecarSettings(CarrierSettings):
         self.check_serves_at(host)
 
     def check_serves_at(self, host: str) -> None:
-        """Refuse an address where everybody would be served, whoever bound it.
+        """Refuse an address on which every host would be served, whoever has bound it.
 
         Raises:
-            ConfigError: everybody would be.
+            ConfigError: every host would be served.
         """
         if not (is_loopback(host) or self.username or self.allow_unauthenticated):
             raise ConfigError(
-                f"--serving-address {host or 'empty'} would open the guest cluster to everybody who"
-                " reaches this pod, which needs --username and --password-file, or"
+                f"--serving-address {host or 'empty'} would open the guest cluster to every host"
+                " that reaches this pod, which needs --username and --password-file, or"
                 " --allow-unauthenticated; or use a loopback address"
             )
 
@@ -374,7 +374,7 @@ class SidecarSettings(CarrierSettings):
         for suffix in self.cloud_api_suffix:
             if not suffix.startswith("."):
                 raise ConfigError(
-                    f"--cloud-api-suffix {suffix} needs a dot in front, or it would be the end of"
-                    f" other names as well: .{suffix}"
+                    f"--cloud-api-suffix {suffix} needs a leading dot, otherwise it would match"
+                    f" other names too: .{suffix}"
                 )
             check_host("cloud-api-suffix", suffix[1:])

@@ -1,6 +1,6 @@
-"""The settings of ``isthmus manifest sidecar``: which workload, which sidecars, and what it gets.
+"""The settings of ``isthmus manifest sidecar``: the workload, its sidecars and their options.
 
-The flags of the sidecars stand beside them. Presets are those of programs/sidecar.
+The sidecars' own flags are accepted too. Presets are in settings_presets.py.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _MEMORY = re.compile(r"[1-9][0-9]{0,5}[KMG]i", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarManifestSettings:
-    """How sidecars are put into a workload; ``validate()`` says whether it makes sense."""
+    """How to add sidecars to a workload; ``validate()`` checks the settings."""
 
     GO: ClassVar = OURS
 
@@ -220,7 +220,7 @@ class SidecarManifestSettings:
 
     @property
     def chosen(self) -> Preset:
-        """The preset, or one that has nothing but the mode."""
+        """The preset, or an empty one with only the mode."""
         return PRESETS.get(self.preset) or Preset(mode=self.mode or HTTPS)
 
     @property
@@ -235,12 +235,12 @@ class SidecarManifestSettings:
 
     @property
     def for_main(self) -> str:
-        """What kind of variables the main container gets."""
+        """The kind of variables for the main container."""
         return self.variables or self.chosen.variables
 
     @property
     def all_ipv4(self) -> bool:
-        """Whether service networks are known, and all of them are IPv4.
+        """Whether the service networks are known and all IPv4.
 
         Raises:
             ConfigError: one is no network.
@@ -266,7 +266,7 @@ class SidecarManifestSettings:
 
     @property
     def management_proxy(self) -> dict[str, str]:
-        """The variables of the management cluster's proxy; none where there is no proxy."""
+        """The variables of the management cluster's proxy; none without one."""
         named = {
             "HTTP_PROXY": self.management_http_proxy,
             "HTTPS_PROXY": self.management_https_proxy,
@@ -275,21 +275,21 @@ class SidecarManifestSettings:
         return {**found, "NO_PROXY": no_proxy_list(self.management_no_proxy)} if found else {}
 
     def validate(self) -> None:
-        """Look at each setting.
+        """Check each setting.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
         """
         check_values(self)
         if not (self.mode or self.preset):
-            raise ConfigError(f"--mode is missing: say {', '.join(MODES[:-1])} or {MODES[-1]}")
+            raise ConfigError(f"--mode is missing: {', '.join(MODES[:-1])} or {MODES[-1]}")
         if self.mode and self.mode != self.chosen.mode:
             raise ConfigError(
                 f"--mode={self.mode} and --preset={self.preset}, which has {self.chosen.mode},"
                 " exclude each other"
             )
         if not self.deployment:
-            raise ConfigError("--workload is missing: say which Deployment, or --preset")
+            raise ConfigError("--workload is missing: the name of a Deployment; or use --preset")
         self._check_names()
         check_image(self.image)
         if self.run_as:
@@ -325,9 +325,7 @@ class SidecarManifestSettings:
                 check_object(flag, text)
         needed = any(NAMESPACE in text for text in self.chosen.no_proxy)
         if needed and not self.namespace:
-            raise ConfigError(
-                f"--namespace is missing: NO_PROXY of {self.preset} has a name with it"
-            )
+            raise ConfigError(f"--namespace is missing: NO_PROXY of {self.preset} contains it")
 
     def _check_proxy(self) -> None:
         for flag, url in (
@@ -343,5 +341,5 @@ class SidecarManifestSettings:
 
 
 def no_proxy_list(texts: list[str] | tuple[str, ...]) -> str:
-    """NO_PROXY as HyperShift writes it: with kube-apiserver, each once, sorted."""
+    """NO_PROXY as HyperShift writes it: with kube-apiserver, sorted, without duplicates."""
     return ",".join(sorted({KUBE_APISERVER, *texts}))

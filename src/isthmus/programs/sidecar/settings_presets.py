@@ -1,7 +1,7 @@
-"""What HyperShift gives each component of a hosted control plane that has a sidecar.
+"""HyperShift's configuration of each hosted control plane component that has a sidecar.
 
-Tables: which sidecars, with which flags, and which variables the component itself gets. Writing
-them as manifests is render_manifest.py.
+Tables: the sidecars, their flags, and the variables of the component itself. render_manifest.py
+writes them as manifests.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field
 SOCKS5, HTTPS, DUAL = "socks5", "https", "dual"
 MODES = (SOCKS5, HTTPS, DUAL)
 
-#: What the main container gets: the proxies of HTTP clients, that of gRPC clients, those of the
-#: management cluster to hand on, or nothing.
+#: Variables of the main container: proxies for HTTP clients, for gRPC clients, those of the
+#: management cluster to pass on, or none.
 HTTP_VARIABLES, GRPC_VARIABLES, HANDED_ON, NO_VARIABLES = "http", "grpc", "management", "none"
 VARIABLES = (HTTP_VARIABLES, GRPC_VARIABLES, HANDED_ON, NO_VARIABLES)
 
 KUBE_APISERVER = "kube-apiserver"
 _AUDIT = "audit-webhook"
-#: Stand in ``no_proxy`` for what is another in each control plane.
+#: Placeholders in ``no_proxy`` for values that differ in each control plane.
 ETCD, NAMESPACE = "{etcd}", "{namespace}"
-#: The catalogs of OLM, where they run in the management cluster.
+#: The catalogs of OLM, if they run in the management cluster.
 CATALOGS = ("certified-operators", "community-operators", "redhat-operators")
 
 Flags = Mapping[str, tuple[str, ...]]
@@ -30,14 +30,14 @@ _TRUE = ("true",)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """One component; flags are by attribute, as they would be typed."""
+    """One component; flags are by attribute, as typed."""
 
     mode: str
     socks5: Flags = field(default_factory=dict)
     https: Flags = field(default_factory=dict)
     variables: str = HTTP_VARIABLES
     no_proxy: tuple[str, ...] = ()
-    #: The volume of its pod that has the kubeconfig of the guest cluster.
+    #: The volume of its pod with the guest cluster's kubeconfig.
     kubeconfig_volume: str = "kubeconfig"
     uses_catalogs: bool = False
 

@@ -1,4 +1,4 @@
-"""What a sidecar looks like at one moment; what the fields mean is docs/snapshot.md."""
+"""The snapshot of a sidecar; docs/snapshot.md explains the fields."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.frame.model.snapshot import (
 @merges(source=KEY, result=KEY, count=SUM)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupView:
-    """How often who was asked for a name, with what result."""
+    """The number of name lookups with one source and result."""
 
     source: Source
     result: Outcome
@@ -31,7 +31,7 @@ class LookupView:
 @merges(way=KEY, count=SUM)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayView:
-    """How often a way was taken."""
+    """The number of dials by one way."""
 
     way: Way
     count: int
@@ -40,7 +40,7 @@ class WayView:
 @merges(tunnel_works=MIN, failing_s=MAX, lookups=ROWS, ways=ROWS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamesView:
-    """What a sidecar did with names. ``failing_s`` is how long the tunnel has not worked, or 0."""
+    """Name resolution of a sidecar. ``failing_s`` is how long the tunnel has been down, or 0."""
 
     tunnel_works: bool
     failing_s: float
@@ -53,7 +53,7 @@ class NamesView:
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarView:
-    """A whole sidecar. ``requests``: clients that wait for a dial, or exchange plain HTTP."""
+    """A sidecar. ``requests``: clients that wait for a dial, or exchange plain HTTP."""
 
     kind: Literal["SidecarSnapshot"] = "SidecarSnapshot"
     program: str

@@ -1,17 +1,17 @@
-"""The SNI router: one port for many hosted control planes, told apart by name."""
+"""The SNI router: one port for many hosted control planes, told apart by TLS server name."""
 
 from isthmus.frame.program import Program
 
 _FLAG_RULES = """\
-Flags are checked against each other before anything is opened; what is wrong is one sentence on
-standard error and exit code 2. Routes are in the file of `--config`
+Flags are validated before anything is opened; an error is one line on standard error and exit
+code 2. Routes are in the file of `--config`
 ([how to share an address](../how-to/sni-router.md)).
 
 - `--listen` takes `HOST:PORT`, `[V6]:PORT`, or `:PORT` for every address; port 0 takes a free one.
-- `--accept-proxy` needs `--proxy-from`: then every connection at `--listen` begins with a PROXY
-  header, and one that comes from elsewhere is reset.
-- At `--listen-proxy` every connection begins with a PROXY header, whoever sends it. Its TLVs are
-  read; its source counts only from `--proxy-from`.
+- `--accept-proxy` needs `--proxy-from`: then every connection at `--listen` must begin with a PROXY
+  header, and connections from other networks are reset.
+- At `--listen-proxy` every connection must begin with a PROXY header, from any sender. Its TLVs are
+  always read; its source address is trusted only from `--proxy-from`.
 - The admin port speaks plain HTTP on loopback. With `--admin-cert` and `--admin-key` it speaks
   HTTPS; any other address needs both, and `--admin-client-ca` or `--admin-token-file`
   ([the administrative port](../admin-port.md)).

@@ -1,6 +1,6 @@
-"""``isthmus sni-router``: flags in, a running router out; and what a file with routes says.
+"""``isthmus sni-router``: runs a router, and checks and explains a routes file.
 
-What it takes to run is imported when a command runs.
+The modules that run a router are imported when a command runs.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ isthmus sni-router explain routes.yaml api.tenant-a.example.com""",
 def check(file: str) -> int:
     """Check a file with routes
 
-    Everything that is wrong is said at once, with its place, and the exit code is 2.
+    All errors are reported at once, with file, line and column; the exit code is then 2.
 
     \b
     Example:
@@ -93,9 +93,9 @@ def explain(
 ) -> int:
     """Explain where a connection goes
 
-    Without a name, where a client goes that sends none. Each route is listed with what matched or
-    the first step that it fell out of. The exit code is 0 when there is a route, 1 when the client
-    is refused and 2 when the file is wrong.
+    Without NAME, explains a client that sends no server name. Each route is listed with what
+    matched, or with the first step that excluded it. The exit code is 0 if there is a route, 1 if
+    the client is refused and 2 if the file is wrong.
 
     \b
     Example:
@@ -154,7 +154,7 @@ def _answer(asked: AskedConnection, found: Found | Miss) -> dict[str, Any]:
         said["from"] = str(asked.source)
     if isinstance(found, Miss):
         alert = ALERT_OF[OF_MISS[found]]
-        assert alert is not None  # only who speaks no TLS gets none
+        assert alert is not None  # only a client that does not speak TLS gets none
         answer = f"TLS alert {alert.value}, {alert.name.lower()}"
         return {**said, "route": "", "why": found.value, "answer": answer}
     route = found.route

@@ -1,4 +1,4 @@
-"""``isthmus manifest sni-router``: what runs the router in a cluster."""
+"""``isthmus manifest sni-router``: a manifest that runs the router in a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The connections of an SNI router: who waits for what, the bounds, and what is counted."""
+"""The connections of an SNI router: their states, limits and counters."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ OF_MISS = {
     Miss.UNKNOWN_TLV: SniRefusal.UNKNOWN_TLV,
     Miss.NOT_ALLOWED: SniRefusal.SOURCE_NOT_ALLOWED,
 }
-#: What a refused client is told; None is a reset without a word.
+#: The TLS alert for a refused client; None resets it without one.
 ALERT_OF: dict[SniRefusal, TlsAlert | None] = {
     SniRefusal.NO_NAME: TlsAlert.UNRECOGNIZED_NAME,
     SniRefusal.UNKNOWN_NAME: TlsAlert.UNRECOGNIZED_NAME,
@@ -81,14 +81,14 @@ _log = logging.getLogger("isthmus.sni")
 
 
 class ExpectedHeader(Enum):
-    """What stands before a ClientHello, and what of it is believed."""
+    """What comes before a ClientHello, and how far it is trusted."""
 
     NOTHING = "no PROXY header"
-    TLVS = "a PROXY header of anybody, whose addresses count for nothing"
-    SOURCE = "a PROXY header of a proxy"
+    TLVS = "a PROXY header from any sender, whose addresses are ignored"
+    SOURCE = "a PROXY header from a trusted proxy"
 
 
-#: By whether a PROXY header has to come, and whether the peer is in a network of --proxy-from.
+#: By whether a PROXY header is required, and whether the peer is in a network of --proxy-from.
 PROXY_OF = {
     (False, False): ExpectedHeader.NOTHING,
     (False, True): ExpectedHeader.NOTHING,
@@ -98,7 +98,7 @@ PROXY_OF = {
 
 
 class _Reader(PaidEarly):
-    """The peer of a client that has none yet: keeps the bytes, and has them looked at."""
+    """The early peer of a client: keeps its bytes and parses them."""
 
     __slots__ = ("heard",)
 
@@ -107,21 +107,21 @@ class _Reader(PaidEarly):
         self.heard = heard
 
     def write(self, data: bytes) -> bool:
-        """Keep the bytes and look at them."""
+        """Keep the bytes and parse them."""
         self.buffer += data
         self.heard()
-        # Asked only now: when a backend was reached at once, nothing is left here.
+        # Checked last: when a backend was reached at once, nothing is left here.
         self.charge()
         return len(self.buffer) < self.limit
 
     def write_eof(self) -> None:
-        """Remember the end of file; a hello that is not here will not come any more."""
+        """Remember the end of file; an incomplete hello will never be complete."""
         super().write_eof()
         self.heard()
 
 
 def _unheard() -> None:
-    """Nobody asks any more."""
+    """The client is gone."""
 
 
 class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
@@ -138,7 +138,7 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
     ) -> None:
         loop, settings = ground.loop, ground.settings
         self.backends = Backends()
-        #: How many there may be.
+        #: The limits on connections.
         self.most = most_connections(settings.max_connections)
         places = ConnectionSlots(self.most, settings.max_connections_per_source)
         super().__init__(ground, tunnels, places, self.backends)
@@ -149,11 +149,10 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
         self.dialer = DirectDialer(loop, self.poller, self._resolver, metadata=NO_METADATA_BY_NAME)
         self.dial_timeout_s = settings.dial_timeout_s
         self._expects_proxy = settings.accept_proxy
-        # Those that said what they want, dialing and joined, have a place; the others are
-        # strangers, who make way for each other by where they come from: their hello is not here,
-        # or they were told no.
+        # Connections that are dialing or joined keep their place. All others are strangers: their
+        # hello is incomplete, or they were refused. Strangers make room for each other by source.
         self._strangers: Strangers[SniConnection] = Strangers(settings.max_hellos)
-        #: By route, those that are dialing included.
+        #: By route, including connections that are dialing.
         self.by_route: Counter[str] = Counter()
         self._trusted = settings.trusted
         self._late = Deadlines(loop, settings.hello_timeout_s, self._too_late)
@@ -165,7 +164,7 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
 
     @property
     def hellos(self) -> int:
-        """How many have not sent their whole ClientHello."""
+        """The number of connections that have not sent a whole ClientHello."""
         return len(self._late)
 
     # Part.
@@ -224,7 +223,7 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
     # Accepting.
 
     def accept(self, sock: socket.socket, *, at_proxy_port: bool = False) -> None:
-        """Take a new connection; ``at_proxy_port``: anybody may begin with a PROXY header there."""
+        """Take a new connection; ``at_proxy_port`` accepts a PROXY header from any sender."""
         self._metrics.accepted += 1
         try:
             source, destination = endpoint(sock.getpeername()), endpoint(sock.getsockname())
@@ -253,11 +252,11 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
         self._late.add(connection)
 
     def _add_stranger(self, connection: SniConnection) -> None:
-        """Give a connection a place among strangers, if need be that of the greediest source."""
+        """Give a connection a place among strangers, if necessary that of the greediest source."""
         strangers = self._strangers
         strangers.most = max(1, min(self._settings.max_hellos, self.most - len(self.places)))
-        # The oldest, which had time enough; not the new one: whoever opens many and says nothing
-        # would keep everybody out.
+        # The oldest goes, which had enough time. If the new one went, a client that opens many
+        # connections and sends nothing would lock out everyone else.
         while (greedy := strangers.must_leave(oldest=True)) is not None:
             if greedy in self._leaving:
                 strangers.remove(greedy)
@@ -276,22 +275,22 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
         return self._routes.table
 
     def told_source(self, connection: SniConnection) -> None:
-        """It is a stranger of that source from now on, and no more of the proxy's."""
+        """Count it as a stranger of that source from now on, not of the proxy's address."""
         self._strangers.remove(connection)
         self._strangers.add(connection, _source_of(connection))
         self.pay(connection, _source_of(connection))
 
     def missed(self, search: Search) -> None:
-        """Count a search without a route for the routes that refused the source."""
+        """Count, for each route that refused the source, a search that found no route."""
         if search.result is Miss.NOT_ALLOWED:
             for route in search.offered:
                 self._metrics.source_refused(route.name)
 
     def refusal_of(self, connection: SniConnection, found: Found) -> SniRefusal | None:
-        """Hold a connection against the bounds; one that may go on is counted with its route."""
+        """Check a connection against the limits, and count one that passes with its route."""
         route, random = found.route, connection.hello.random
         if random in self._randoms:
-            return SniRefusal.LOOP  # it came to us before, and a backend sent it back
+            return SniRefusal.LOOP  # a backend has sent our own connection back to us
         if route.max_connections and self.by_route[route.name] >= route.max_connections:
             return SniRefusal.ROUTE_FULL
         source = _source_of(connection)
@@ -369,7 +368,7 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
             self._say_goodbye(connection, alert)
 
     def _say_goodbye(self, connection: SniConnection, alert: TlsAlert) -> None:
-        """Send an alert; closing at once could destroy it before the client has read it."""
+        """Send an alert; an immediate close could discard it before the client has read it."""
         client = connection.client
         client.on_done = partial(self._farewell_over, connection)
         self._add_stranger(connection)
@@ -383,11 +382,11 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
         self._strangers.remove(connection)
 
     def _cut_off(self, connection: SniConnection) -> None:
-        """It does not leave by itself, or another needs its place."""
+        """Close a client that does not leave by itself, or whose place is needed."""
         connection.client.abort(Ending.TIMED_OUT)
 
     def _forget(self, connection: SniConnection) -> None:
-        """Its hello is here, or is not waited for any more."""
+        """The hello has arrived, or the router no longer waits for it."""
         self._strangers.remove(connection)
         self._late.remove(connection)
 
@@ -395,7 +394,7 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
         self, why: SniRefusal, *, source: str, server_name: str = "", detail: str = ""
     ) -> None:
         self._metrics.refused(why)
-        if why is not SniRefusal.LEFT:  # which is what a probe of a balancer does all day
+        if why is not SniRefusal.LEFT:  # as probes of load balancers do all day
             self.ground.once.log(
                 ("refused", why), _QUIET_S, _log, logging.WARNING, "connection refused",
                 reason=why.value, source=source, server_name=server_name, detail=detail,
@@ -403,10 +402,10 @@ class SniConnections(ForwardedConnections["SniConnection", SniRefusal]):
 
 
 class SniConnection(ForwardedConnection[SniRefusal]):
-    """A client that wants to be joined to a backend of the route that its ClientHello names.
+    """A client to be joined to a backend of the route that its ClientHello names.
 
-    The hello is read and kept; nothing is decrypted. The bytes go to the backend as they came,
-    behind a PROXY header where the route says so.
+    The hello is read and kept; nothing is decrypted. The bytes go to the backend unchanged, after a
+    PROXY header if the route sends one.
     """
 
     __slots__ = ("_proxy", "_reader", "_tlv", "_wanted", "accepted_at", "found", "hello")
@@ -429,7 +428,7 @@ class SniConnection(ForwardedConnection[SniRefusal]):
         self.hello = ClientHello()
         self.found: Found | None = None
         self._reader = _Reader(self._heard)
-        # Where it comes from and goes to may be what a PROXY header tells, later.
+        # A PROXY header may replace its source and destination later.
         super().__init__(owner, sock, self._reader, source=source, destination=destination)
 
     def _heard(self) -> None:
@@ -440,7 +439,7 @@ class SniConnection(ForwardedConnection[SniRefusal]):
             if self._proxy is not ExpectedHeader.NOTHING and not self._take_proxy(buffer):
                 return
             hello: ClientHello | int = self._wanted
-            if len(buffer) >= self._wanted:  # not read again for each of its bytes
+            if len(buffer) >= self._wanted:  # so that it is not parsed again for every byte
                 hello = hello_in(bytes(buffer), max_records=MAX_RECORDS)
         except ProtocolError as exc:
             no_header = self._proxy is not ExpectedHeader.NOTHING
@@ -454,7 +453,7 @@ class SniConnection(ForwardedConnection[SniRefusal]):
             self._wanted = hello
 
     def _take_proxy(self, buffer: bytearray) -> bool:
-        """Take the PROXY header; whether it was all here."""
+        """Take the PROXY header; False if it is not complete yet."""
         header = take_proxy_header(buffer, versions=BOTH)
         if header is None:
             if self._reader.eof:
@@ -463,7 +462,7 @@ class SniConnection(ForwardedConnection[SniRefusal]):
         expected, self._proxy = self._proxy, ExpectedHeader.NOTHING
         table = self._owner.table()
         if table.goes_by_tlv:
-            # One byte more than a route can have is enough to be for none.
+            # One byte more than a route's value may have is enough: it matches none.
             value = header.tlv(table.tlv_type)
             self._tlv = None if value is None else value[: MAX_TLV_VALUE_BYTES + 1]
         if expected is ExpectedHeader.SOURCE and header.source and header.destination:
@@ -505,14 +504,14 @@ class SniConnection(ForwardedConnection[SniRefusal]):
     @override
     def over(self) -> None:
         super().over()
-        self._reader.heard = _unheard  # else only a collection would free us
+        self._reader.heard = _unheard  # otherwise only the garbage collector would free this client
 
 
 def _plain(at: IpPort) -> IpPort:
-    """An address of a header as sockets have it: a mapped one is IPv4."""
+    """An address of a header as sockets have it: IPv4-mapped addresses become IPv4."""
     return endpoint((at.ip, at.port))
 
 
 def _source_of(connection: SniConnection) -> str:
-    """Where a connection comes from, as far as places go."""
+    """The source that a connection counts against."""
     return source_named(str(connection.source.ip))

@@ -1,7 +1,7 @@
-"""The metrics of the SNI router: what is counted, and under which name it is seen.
+"""The metrics of the SNI router.
 
-What every program counts is in program.py; what speaks of links is left out, since a router has
-none. docs/reference/metrics.md is written from here by reference.py.
+Metrics that all programs have are in frame/observe/program.py; those about links are left out,
+since a router has none. docs/reference/metrics.md is generated from these declarations.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isthmus.frame.observe.program import ProgramMetrics
 
 DIAL_BUCKETS_S = (0.0005, 0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
 HELLO_BUCKETS_S = (0.001, 0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
-#: A document that is reloaded may name its routes and backends otherwise each time.
+#: A bound, because every reload may bring new names of routes and backends.
 MOST_LABELS = 10_000
 
 
@@ -54,7 +54,7 @@ class SniRefusal(Enum):
 
 
 class SniRouterMetrics(ProgramMetrics):
-    """Everything a router counts."""
+    """All metrics of a router."""
 
     has_links = False
     program = "sni_router"
@@ -69,7 +69,7 @@ class SniRouterMetrics(ProgramMetrics):
         self.hellos = Histogram(HELLO_BUCKETS_S)
         self.reloads = 0
         self.reload_failures = 0
-        #: Asked at scrape time; the program replaces them while it starts.
+        #: Called on every scrape; the program replaces them while it starts.
         self.open_by_route: Callable[[], Mapping[str, float]] = no_counts
         self.waiting_hellos: Callable[[], int] = lambda: 0
         self.routes: Callable[[], int] = lambda: 0

@@ -1,6 +1,6 @@
-"""The SNI router: many TLS servers behind one address, told apart by the name that clients want.
+"""The SNI router: many TLS servers behind one address, told apart by TLS server name.
 
-What happens to connections is connections.py; the routes are routes_file.py.
+Connections are handled in connections.py; routes are read in routes_file.py.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def parts(ground: Ground[SniRouterSettings, SniRouterMetrics]) -> tuple[Part, ..
 
 
 def worker_plan(settings: SniRouterSettings) -> WorkerPlan:
-    """Share a router between processes: each has its part of what all may carry."""
+    """Split a router between processes: each gets its share of the limits."""
     allow_connections(settings.max_connections)
     return WorkerPlan(
         bind=lambda: _bind(settings),

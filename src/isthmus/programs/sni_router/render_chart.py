@@ -123,7 +123,7 @@ _VALUES = (
 
 
 def _args() -> list[Node]:
-    """The router's command line, without the program."""
+    """The router's arguments, beginning with the name of the program."""
     return [
         PROGRAM_NAME,
         f"--config={CONFIG}",
@@ -164,7 +164,7 @@ def _service(owner: WorkloadOwner) -> Manifest:
     )
     proxied = around.service(owner, {PROXY_PORT_NAME: hole(f"{WHO}.proxied.port")})
     made["spec"]["ports"].append(When(_BY_TLV, proxied["spec"]["ports"][0]))
-    # Another node in between would be the source of every connection.
+    # Otherwise another node could become the source of every connection.
     inside = is_word(f"{WHO}.service.type", CLUSTER_IP)
     made["spec"]["externalTrafficPolicy"] = When(~inside, "Local")
     annotations = f"{WHO}.service.annotations"
@@ -190,7 +190,7 @@ def _workload(owner: WorkloadOwner) -> Manifest:
     ).to_spec()
     proxied = {"name": PROXY_PORT_NAME, "containerPort": hole(f"{WHO}.proxied.port")}
     container["ports"].append(When(_BY_TLV, proxied))
-    # No list at all where it would be empty.
+    # Omit the list if it would be empty.
     named = reduce(or_, (mentions(f"{WHO}.extraArgs", f"$({name})") for name in REFERENCES))
     container["env"] = When(named, references(WHO, {}))
     pod = Pod(

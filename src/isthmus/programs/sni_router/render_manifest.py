@@ -1,7 +1,7 @@
-"""An SNI router in a cluster: its Deployment, the Service in front, and its budget.
+"""An SNI router in a cluster: its Deployment, its Service, and its disruption budget.
 
-The pods need no rights in the cluster: no account, no token, no capability. Sources are kept on the
-way in (``externalTrafficPolicy: Local``), because routes are held against them.
+The pods need no rights in the cluster: no account, no token, no capability. The Service preserves
+source addresses (``externalTrafficPolicy: Local``), because routes match them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort
 
 PROGRAM_NAME = "sni-router"
-#: Where the pods find their routes, and listen, unless flags say otherwise.
+#: Where the pods find their routes and listen, unless flags say otherwise.
 CONFIG = "/etc/isthmus/routes/routes.yaml"
 LISTEN = ":8443"
 SPARE_S = 5
-#: Where a Service leads: connections by name, as HyperShift calls it, and those by TLV.
+#: Names of Service ports: for connections by server name, as HyperShift calls it, and by TLV.
 PORT_NAME, PROXY_PORT_NAME = "https", "proxied"
 _LOWEST = 1024
 _EVERY_ADDRESS = ("", "0.0.0.0", "::")
@@ -35,10 +35,10 @@ _EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterPlan:
-    """How the router is to run, and what was typed for it.
+    """The settings of the manifest and of the router in it.
 
-    ``given`` has the router's flags as they were typed, ``settings`` what they mean. ``routes`` is
-    the text of the ConfigMap; None where somebody else makes it.
+    ``given`` has the router's flags as they were typed, ``settings`` their values. ``routes`` is
+    the text of the ConfigMap, or None if the ConfigMap comes from elsewhere.
     """
 
     manifest: SniRouterManifestSettings
@@ -48,7 +48,7 @@ class RouterPlan:
 
     @property
     def ports(self) -> dict[str, int]:
-        """The ports of the container by their names, without that of health."""
+        """The ports of the container by name, without the health port."""
         found: dict[str, int] = {}
         for name, listeners in (
             (PORT_NAME, self.settings.listeners),
@@ -63,7 +63,7 @@ class RouterPlan:
         """The file with the routes.
 
         Raises:
-            ConfigError: its path is none that a manifest can say.
+            ConfigError: its path cannot be used in a manifest.
         """
         return FlagFile.named("--config", self.settings.config)
 
@@ -72,7 +72,7 @@ class RouterPlan:
         """The routes, and one Secret with all other files that flags name.
 
         Raises:
-            ConfigError: a path is none that a manifest can say, or cannot be mounted.
+            ConfigError: a path cannot be used in a manifest, or cannot be mounted.
         """
         manifest, config = self.manifest, self.config
         files = volumes.flag_files(self.settings, without=("config",))
@@ -84,12 +84,12 @@ class RouterPlan:
 
     @property
     def grace_s(self) -> int:
-        """How long a pod may take to end."""
+        """The termination grace period of a pod, in seconds."""
         return math.ceil(self.settings.graceful_shutdown_timeout_s) + SPARE_S
 
 
 def with_usual(given: Given) -> Given:
-    """The router's flags with those that a pod needs, where they were not typed."""
+    """The router's flags, with defaults for a pod where none were typed."""
     return {"config": (CONFIG,), "listen": (LISTEN,), **given}
 
 
@@ -97,24 +97,24 @@ def sni_router_manifest(plan: RouterPlan) -> str:
     """Write the manifest.
 
     Raises:
-        ConfigError: the router cannot run in such pods; one sentence that says why.
+        ConfigError: the router cannot run in such pods; one sentence with the reason.
     """
     check_router(plan.settings)
     return to_yaml(_objects(plan))
 
 
 def check_router(settings: SniRouterSettings) -> None:
-    """See that the pods can do what the flags say.
+    """Check that pods without privileges can run with these flags.
 
     Raises:
-        ConfigError: they cannot; one sentence that says why.
+        ConfigError: they cannot; one sentence with the reason.
     """
     if settings.admin.health_port == 0:
-        raise ConfigError("--health-port must not be 0 in a manifest: probes have to find it")
+        raise ConfigError("--health-port must not be 0 in a manifest: probes need a fixed port")
     if settings.admin.health_bind_address not in _EVERY_ADDRESS:
         raise ConfigError(
             f"--health-bind-address {settings.admin.health_bind_address}: the kubelet probes the"
-            " address of the pod, which nobody knows before; leave it out"
+            " pod's address, which is not known in advance; leave the flag out"
         )
     own = {settings.admin.health_port: "--health-port", settings.admin.port: "--admin-port"}
     for flag, listeners in (
@@ -123,19 +123,19 @@ def check_router(settings: SniRouterSettings) -> None:
     ):
         for host, port in listeners:
             if not port:
-                raise ConfigError(f"{flag} needs a port in a manifest: the Service has to find it")
+                raise ConfigError(f"{flag} needs a port in a manifest: the Service leads to it")
             if port < _LOWEST:
                 raise ConfigError(
-                    f"{flag} {host}:{port}: a pod without privileges needs a port from {_LOWEST}"
-                    " on, such as :8443; --service-port is what clients connect to"
+                    f"{flag} {host}:{port}: a pod without privileges needs a port of at least"
+                    f" {_LOWEST}, such as :8443; clients connect to --service-port"
                 )
             if host not in _EVERY_ADDRESS:
                 raise ConfigError(
-                    f"{flag} {HostPort(host, port)}: the Service comes to the address of the pod,"
-                    f" which nobody knows before; give :{port}"
+                    f"{flag} {HostPort(host, port)}: the Service connects to the pod's address,"
+                    f" which is not known in advance; use :{port}"
                 )
             if port in own:
-                raise ConfigError(f"{flag} :{port} is the port of {own[port]}: give it another")
+                raise ConfigError(f"{flag} :{port} is also the port of {own[port]}; choose another")
 
 
 def _objects(plan: RouterPlan) -> list[Manifest]:
@@ -158,21 +158,21 @@ def _service(plan: RouterPlan, owner: WorkloadOwner) -> Manifest:
     ports = {first[0]: plan.manifest.service_port, **dict(others)}
     if len(set(ports.values())) < len(ports):
         raise ConfigError(
-            f"--service-port {plan.manifest.service_port} is the port of another listener: give"
-            " one of them another number"
+            f"--service-port {plan.manifest.service_port} is also the port of another listener;"
+            " choose another"
         )
     made = around.service(owner, ports, kind=plan.manifest.service_type)
     return made if plan.manifest.service_type == CLUSTER_IP else keeping_sources(made)
 
 
 def keeping_sources(service: Manifest) -> Manifest:
-    """The Service without another node in between, whose address would be the source."""
+    """The Service, which sends connections to no other node: that would hide their source."""
     service["spec"]["externalTrafficPolicy"] = "Local"
     return service
 
 
 def workload(plan: RouterPlan, *, security: Manifest | None = None) -> Manifest:
-    """The Deployment; ``security`` is that of its container, where the user is not the manifest's.
+    """The Deployment; ``security`` is its container's, where the manifest's user does not apply.
 
     Raises:
         ConfigError: files cannot be mounted as they are named; one sentence.
@@ -205,16 +205,16 @@ def workload(plan: RouterPlan, *, security: Manifest | None = None) -> Manifest:
 
 
 def plan_warnings(plan: RouterPlan) -> list[str]:
-    """What is not wrong and may still not be meant, each a sentence."""
+    """Warnings, one sentence each."""
     found = []
     if plan.routes is None:
         found.append(
-            f"the ConfigMap {plan.manifest.routes_config_map} has to be there, with"
+            f"the ConfigMap {plan.manifest.routes_config_map} must exist, with the key"
             f" {plan.config.path.name}; --routes=FILE writes it"
         )
     if plan.manifest.service_type == CLUSTER_IP and not plan.settings.proxy_from:
         found.append(
-            "whatever is in front of a ClusterIP is the source of every connection: allowedCIDRs"
-            " of routes need its PROXY headers, and --proxy-from"
+            "the proxy in front of a ClusterIP is the source of every connection: allowedCIDRs of"
+            " routes need its PROXY headers, and --proxy-from"
         )
     return found

@@ -19,7 +19,7 @@ _log = logging.getLogger("isthmus.sni")
 
 
 class RoutesPart(Part):
-    """The routes in use. Connections that are open stay open whatever new routes say."""
+    """The routes in use. Open connections stay open when routes change."""
 
     def __init__(self, path: str, metrics: SniRouterMetrics) -> None:
         self._path = path
@@ -28,7 +28,7 @@ class RoutesPart(Part):
 
     @property
     def table(self) -> RoutingTable:
-        """The routes for a new connection, once prepared."""
+        """The routes for a new connection; only after ``prepare``."""
         assert self._file is not None
         return self._file.current
 
@@ -71,13 +71,13 @@ class RoutesPart(Part):
         self._metrics.reload_failures += 1
         first, *more = str(error).splitlines()
         log(
-            _log, logging.WARNING, "the changed routes are wrong, the old ones stay in use",
+            _log, logging.WARNING, "cannot use the changed routes, keeping the previous ones",
             error=first, more=len(more),
         )  # fmt: skip
 
 
 def read_routes(path: str, *, what: str = "--config ") -> RoutingTable:
-    """Read a file with routes; ``what`` stands before its name when it cannot be read.
+    """Read a file with routes; errors put ``what`` before its name.
 
     Raises:
         ConfigError: it cannot be read or is wrong.

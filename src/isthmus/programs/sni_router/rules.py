@@ -2,14 +2,14 @@
 
 Four steps, in this order; each keeps the most specific routes, and no later step goes back:
 
-1. the TLV of the connection's PROXY header: routes for its value, else routes without ``tlv``;
-2. the server name: exactly, then as ``*.`` and all but its first label, then routes without hosts
-   (the default route, where no TLV decided);
+1. the TLV of the connection's PROXY header: routes for its value, otherwise routes without ``tlv``;
+2. the server name: exact, then with ``*`` for its first label, then routes without hosts (the
+   default route, if no TLV matched);
 3. a protocol that the client offers, then routes for every protocol;
-4. the source: the longest prefix of ``allowedCIDRs`` that it is in. A source in none is refused.
+4. the source: the longest matching prefix of ``allowedCIDRs``. A source in none is refused.
 
-Reading the document is settings_routes.py, saying why a route was not chosen rules_explaining.py,
-choosing among the backends of a route rules_backends.py.
+Also here: the explanation of a choice, and the choice among the backends of a route. The document
+is read in settings_routes.py.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from isthmus.values import HostPort
 from isthmus.wire.proxy_protocol import AUTHORITY, SSL, IpPort, ProxyHeader, Tlv
 
 WILDCARD = "*."
-#: The TLV that HyperShift's shared ingress has the id of a cluster in.
+#: The TLV in which HyperShift's shared ingress sends the id of a cluster.
 CLUSTER_ID_TLV = SSL
-#: A longer value of a TLV is for no route.
+#: A TLV with a longer value matches no route.
 MAX_TLV_VALUE_BYTES = 1024
 
 
@@ -38,7 +38,7 @@ class ProxyOut:
     tlvs: tuple[Tlv, ...] = ()
 
     def header(self, *, source: IpPort, destination: IpPort, server_name: str) -> ProxyHeader:
-        """The header of one connection; the name as the client wrote it."""
+        """The header of one connection; ``name`` is as the client wrote it."""
         tlvs = self.tlvs
         if self.authority and server_name:
             tlvs = (Tlv(AUTHORITY, server_name.encode()), *tlvs)
@@ -49,10 +49,10 @@ class ProxyOut:
 class SniRoute:
     """Where connections for some names go.
 
-    ``hosts`` are in lower case without a last dot; ``*.`` stands for one label. Without ``alpn``
-    the route is for every protocol, without ``tlv`` for connections that no TLV tells apart, and
+    ``hosts`` are in lower case without a trailing dot; ``*`` stands for one label. Without ``alpn``
+    the route is for every protocol, without ``tlv`` for connections whose TLV matches no route, and
     without ``allowed_cidrs`` for every source; ``max_connections`` 0 is no limit. ``where`` is its
-    place in the document.
+    location in the document.
     """
 
     name: str
@@ -69,16 +69,16 @@ class SniRoute:
 class Miss(Enum):
     """Why there is no route."""
 
-    NO_NAME = "the client sends no server name, and no default route takes it"
-    UNKNOWN_NAME = "no route is for this server name, and no default route takes it"
-    NO_PROTOCOL = "the name is known, and no route of it is for a protocol that the client offers"
-    UNKNOWN_TLV = "no route is for the value of the TLV in the PROXY header"
+    NO_NAME = "the client sends no server name, and there is no default route for it"
+    UNKNOWN_NAME = "no route matches this server name, and there is no default route for it"
+    NO_PROTOCOL = "routes match the server name, but none of them a protocol that the client offers"
+    UNKNOWN_TLV = "no route matches the value of the TLV in the PROXY header"
     NOT_ALLOWED = "the source is in none of the route's allowedCIDRs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A route, and what matched: an empty ``host`` is every name, ``tlv`` None no value."""
+    """A route, and what matched: an empty ``host`` is any name, ``tlv`` None is no value."""
 
     route: SniRoute
     host: str = ""
@@ -94,7 +94,7 @@ class Found:
             how = "it matches" if self.host.startswith(WILDCARD) else "it is exactly"
             clauses.append(f"{how} {self.host}")
         elif self.tlv is None:
-            clauses.append("no route is for it, and this is the default route")
+            clauses.append("no other route matches, and this is the default route")
         else:
             clauses.append("the route is for every name")
         if self.alpn:
@@ -105,7 +105,7 @@ class Found:
 
 
 class AllowedSources:
-    """Networks that a source may be in; a lookup takes a step for each length of a prefix."""
+    """Networks that a source may be in; a lookup takes one step per prefix length."""
 
     def __init__(self, networks: Iterable[IpNetwork]) -> None:
         found: dict[int, dict[int, dict[int, IpNetwork]]] = {}
@@ -116,7 +116,7 @@ class AllowedSources:
         self._longest_first = {version: sorted(them.items()) for version, them in found.items()}
 
     def narrowest(self, source: IpAddress) -> IpNetwork | None:
-        """The network with the longest prefix that has this address, if any has."""
+        """The network with the longest prefix that contains this address, if any."""
         number = int(source)
         for shift, networks in self._longest_first.get(source.version, ()):
             network = networks.get(number >> shift)
@@ -127,7 +127,7 @@ class AllowedSources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What each step left, and the result; ``tlv`` is None where no route is for its value."""
+    """What each step kept, and the result; ``tlv`` is None if no route matches its value."""
 
     result: Found | Miss
     tlv: bytes | None = None
@@ -138,7 +138,7 @@ class Search:
 
 
 class RoutingTable:
-    """All routes, found by name in a step or two, however many there are."""
+    """All routes; a lookup takes one or two steps, however many there are."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class RoutingTable:
         *,
         tlv_type: int = CLUSTER_ID_TLV,
     ) -> None:
-        """Take routes that do not clash; ``default`` is for all else, ``tlv_type`` what decides."""
+        """Take routes without conflicts; ``tlv_type`` is the type of the TLV that is matched."""
         self.routes = tuple(routes)
         self.default = default
         self.tlv_type = tlv_type
@@ -166,12 +166,12 @@ class RoutingTable:
 
     @property
     def hosts(self) -> int:
-        """How many names and wildcards are routed."""
+        """The number of names and wildcards with routes."""
         return len({host for _, host in self._by_key if host})
 
     @property
     def goes_by_tlv(self) -> bool:
-        """Whether a TLV decides anything."""
+        """Whether any route has a TLV."""
         return bool(self._tlvs)
 
     def find(
@@ -194,8 +194,8 @@ class RoutingTable:
         source: IpAddress | None = None,
     ) -> Search:
         """Go through the steps; without a ``source`` every source is allowed."""
-        # An id that no route knows leads nowhere else, or a typing error would lead to another
-        # tenant. Where no route has one, a proxy may send whatever it likes.
+        # An unknown id must not fall through to other routes, or a typing error would lead to
+        # another tenant. If no route has a TLV, a proxy may send any value.
         if tlv is not None and self._tlvs and tlv not in self._tlvs:
             return Search(result=Miss.UNKNOWN_TLV)
         known = tlv if self._tlvs else None
@@ -229,7 +229,7 @@ class RoutingTable:
     def _by_source(
         self, routes: Sequence[SniRoute], source: IpAddress | None, so_far: Search
     ) -> Search:
-        """Of routes that are alike in all else, the one with the narrowest network."""
+        """Of routes that differ only in their networks, the one with the narrowest."""
         best: tuple[int, SniRoute, IpNetwork | None] | None = None
         for route in routes:
             ranges = self._ranges.get(route.name)
@@ -251,18 +251,18 @@ class RoutingTable:
 
 
 def _offered(routes: Sequence[SniRoute], offered: frozenset[str]) -> str:
-    """The first protocol that a route is for and the client offers; empty without one."""
+    """The first protocol that the client offers and a route matches; empty if none."""
     named = (protocol for route in routes for protocol in route.alpn)
     return next((protocol for protocol in named if protocol in offered), "")
 
 
 def normal(server_name: str) -> str:
-    """A name as routes have it: in lower case, without a last dot (RFC 6066 §3 allows none)."""
+    """A name as routes have it: lower case, no trailing dot (RFC 6066 §3 does not allow one)."""
     return server_name.lower().removesuffix(".")
 
 
 def tlv_text(value: bytes) -> str:
-    """The value of a TLV for people: in quotes, and not too long for a sentence."""
+    """The value of a TLV for messages: quoted, and shortened if it is long."""
     cut = value[:64]
     try:
         text = repr(cut.decode())
@@ -271,12 +271,12 @@ def tlv_text(value: bytes) -> str:
     return text if cut == value else f"{text}…"
 
 
-#: How long a backend that failed comes last.
+#: How long a failed backend is tried last.
 FAILED_FOR_S = 5.0
 
 
 class Backends:
-    """How many connections each backend has, dials under way included, and which failed lately."""
+    """The connections of each backend, including pending dials, and recent failures."""
 
     def __init__(self) -> None:
         self._open: dict[HostPort, int] = {}
@@ -284,7 +284,7 @@ class Backends:
         self._turn = 0
 
     def in_order(self, backends: Sequence[HostPort], *, now: float) -> list[HostPort]:
-        """The backends to try, first to last; those that are alike take turns to be first."""
+        """The backends in the order to try them; equally loaded ones take turns to be first."""
         if len(backends) == 1:
             return list(backends)
         self._turn += 1
@@ -293,32 +293,32 @@ class Backends:
         return sorted(turned, key=lambda it: (self.has_failed(it, now=now), self.count(it)))
 
     def count(self, backend: HostPort) -> int:
-        """How many connections a backend has."""
+        """The number of connections of a backend."""
         return self._open.get(backend, 0)
 
     def has_failed(self, backend: HostPort, *, now: float) -> bool:
-        """Whether a backend could not be reached a moment ago."""
+        """Whether a backend failed recently."""
         return self._failed_until.get(backend, 0.0) > now
 
     def took(self, backend: HostPort) -> None:
-        """A dial begins."""
+        """Count a dial that begins."""
         self._open[backend] = self.count(backend) + 1
 
     def reached(self, backend: HostPort) -> None:
-        """A backend can be reached."""
+        """Note that a backend was reached."""
         self._failed_until.pop(backend, None)
 
     def failed(self, backend: HostPort, *, now: float) -> None:
-        """A backend could not be reached."""
+        """Note that a backend could not be reached."""
         self.let_go(backend)
-        # Those that a reload took away are forgotten as well.
+        # Backends that a reload removed are forgotten too.
         old = [it for it, until in self._failed_until.items() if until <= now]
         for it in old:
             del self._failed_until[it]
         self._failed_until[backend] = now + FAILED_FOR_S
 
     def let_go(self, backend: HostPort) -> None:
-        """A dial was given up, or a connection has ended."""
+        """Count a dial that was cancelled, or a connection that has ended."""
         left = self.count(backend) - 1
         if left > 0:
             self._open[backend] = left
@@ -327,7 +327,7 @@ class Backends:
 
 
 class AskedConnection(NamedTuple):
-    """What a connection says of itself, and where it comes from; None is not known."""
+    """A connection as it presents itself, and its source; None is not known."""
 
     server_name: str = ""
     alpn: tuple[str, ...] = ()
@@ -336,7 +336,7 @@ class AskedConnection(NamedTuple):
 
 
 def reasons(table: RoutingTable, asked: AskedConnection) -> Iterator[tuple[SniRoute, str]]:
-    """Each route with a clause: what matched, or the first step that it fell out of."""
+    """Each route with a clause: what matched, or the first step that excluded it."""
     name, alpn, tlv, source = asked
     search = table.search(name, alpn, tlv=tlv, source=source)
     for route in table.routes:

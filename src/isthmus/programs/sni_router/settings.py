@@ -1,4 +1,4 @@
-"""The settings of ``isthmus sni-router``; its routes are a document, see sni_routes.py."""
+"""The settings of ``isthmus sni-router``; routes are a document, see settings_routes.py."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _ROUTING = "Routing"
 _PROXY = "PROXY protocol"
 _LIMITS = "Limits"
 
-#: An address to listen on, empty for all of them, and a port.
+#: An address to listen on, empty for all addresses, and a port.
 ListenAt = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SniRouterSettings(CarrierSettings):
-    """Everything that the router can be told; ``validate()`` says whether it makes sense."""
+    """All settings of the router; ``validate()`` checks them."""
 
     GO: ClassVar = OURS
 
@@ -110,7 +110,7 @@ class SniRouterSettings(CarrierSettings):
     admin: AdminSettings = block(AdminSettings(health_port=8096, port=PROGRAM.admin_port), go=OURS)
 
     def validate(self) -> None:
-        """Hold the settings against each other.
+        """Check the settings against each other.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
@@ -137,8 +137,8 @@ class SniRouterSettings(CarrierSettings):
     def _check_proxy(self) -> None:
         if self.accept_proxy and not self.trusted:
             raise ConfigError(
-                "--accept-proxy needs --proxy-from with the networks of the proxies: whoever may"
-                " send a PROXY header says where a connection comes from"
+                "--accept-proxy needs --proxy-from with the networks of the proxies: a sender"
+                " of PROXY headers decides where a connection appears to come from"
             )
         if self.proxy_from and not (self.accept_proxy or self.listen_proxy):
             raise ConfigError("--proxy-from needs --accept-proxy or --listen-proxy as well")
@@ -152,7 +152,7 @@ class SniRouterSettings(CarrierSettings):
         """
         found = [_listen_at(text, "--listen") for text in self.listen]
         if not found:
-            raise ConfigError("--listen is empty: give it an address and a port such as :6443")
+            raise ConfigError("--listen is empty; set an address and a port such as :6443")
         return _each_once(found, found, "--listen")
 
     @property
@@ -184,7 +184,7 @@ def _each_once(
             hint = (
                 "" if flag == "--listen" else ": --listen and --listen-proxy need different ports"
             )
-            raise ConfigError(f"{flag} {host}:{at[1]} is there twice{hint}")
+            raise ConfigError(f"{flag} {host}:{at[1]} is given twice{hint}")
     return tuple(found)
 
 
@@ -204,7 +204,7 @@ def _listen_at(text: str, flag: str) -> ListenAt:
 def _network(text: str) -> IPv4Network | IPv6Network:
     try:
         network = cidr(text)
-        # A peer comes as IPv4, whatever its socket has.
+        # Peers are compared as IPv4, even if the socket has a mapped address.
         return as_ipv4(network) if isinstance(network, IPv6Network) else network
     except ValueError as error:
         raise ConfigError(f"--proxy-from: {text!r} {error}") from error

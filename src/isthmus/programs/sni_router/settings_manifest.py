@@ -1,4 +1,4 @@
-"""The settings of ``isthmus manifest sni-router``: under which names, and what is in front."""
+"""The settings of ``isthmus manifest sni-router``: names of objects, and the Service in front."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _AROUND = "Around the pods"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SniRouterManifestSettings:
-    """How a router is to be run; ``validate()`` says whether it makes sense."""
+    """How to run a router in a cluster; ``validate()`` checks the settings."""
 
     GO: ClassVar = OURS
 
@@ -89,7 +89,7 @@ class SniRouterManifestSettings:
         return self.config_map or f"{self.name}-routes"
 
     def validate(self) -> None:
-        """Look at each setting.
+        """Check each setting.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.
@@ -104,7 +104,7 @@ class SniRouterManifestSettings:
         check_at_least("replicas", self.replicas, 1)
 
     def warnings(self, given: Collection[str]) -> list[str]:
-        """What is not wrong and may still not be meant, each a sentence."""
+        """Warnings, one sentence each."""
         if "disruption_budget" in given and self.disruption_budget and self.replicas == 1:
-            return ["one pod gets no PodDisruptionBudget: its node could not be drained"]
+            return ["a single pod gets no PodDisruptionBudget, which would block draining its node"]
         return []

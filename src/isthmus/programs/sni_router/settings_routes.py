@@ -1,8 +1,8 @@
-"""Reading the routes of ``isthmus sni-router``: documents of kind SNIRoutes, one or several.
+"""Reads the routes of ``isthmus sni-router``: one or more documents of kind SNIRoutes.
 
-Several in one file, with ``---`` between them, are one table: each tenant may have its own. Text
-comes in; opening the file and reading it again is for the caller. Imports yaml, which takes its
-time: import this module only where there is a document to read.
+Several documents in one file, separated by ``---``, make one table, so that each tenant can have
+its own. Text comes in; the caller opens the file and watches it. Imports yaml, which is slow:
+import this module only to read a document.
 """
 
 from __future__ import annotations
@@ -34,43 +34,43 @@ MAX_HOSTS = 1000
 MAX_BACKENDS = 32
 MAX_TLVS = 32
 MAX_CONNECTIONS = 1_000_000
-#: Twice what HyperShift takes for one cluster.
+#: Twice the limit of HyperShift for one cluster.
 MAX_CIDRS = 1000
 MAX_TLV_VALUES = 100
-#: Routes for the same connections but for their sources.
+#: Routes that differ only in their sources.
 MAX_ALIKE = 64
-#: Of TLV, host and protocol, in one route.
+#: Combinations of TLV, host and protocol in one route.
 MAX_COMBINATIONS = 20_000
-#: Of combinations, networks and backends, in all routes: anchors make much of a short text.
+#: Combinations, networks and backends in all routes: YAML anchors can make many from a short text.
 MAX_ENTRIES = 200_000
 _MAX_ALPN = 16
-# With the addresses and a server name a header stays below what other programs read.
+# With the addresses and a server name, a header stays below the limits of other programs.
 _MAX_TLV_BYTES = MAX_HEADER_BYTES // 8
 
 _ROUTE_KEYS = (
     "name", "hosts", "alpn", "tlv", "allowedCIDRs", "backends", "proxyProtocol", "maxConnections",
 )  # fmt: skip
-# A namespace, a dot and the name of a service fit in.
+# Long enough for a namespace, a dot and the name of a Service.
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,125}[A-Za-z0-9])?", re.ASCII)
 _TYPE = re.compile(r"0[xX][0-9A-Fa-f]{1,2}|0|[1-9][0-9]{0,2}", re.ASCII)
 _WRITTEN_BY_US = {
-    AUTHORITY: "is the server name, which 'authority' sends",
-    CRC32C: "is a checksum, which is not sent",
+    AUTHORITY: "is the TLV of the server name; use 'authority' to send that",
+    CRC32C: "is the TLV of a checksum, which is not sent",
     NOOP: "is padding",
 }
 _NO_VALUE = {key: text for key, text in _WRITTEN_BY_US.items() if key != AUTHORITY}
-#: What tells connections apart, but for their sources: TLV, host and protocol.
+#: What distinguishes connections besides their sources: TLV, host and protocol.
 _Key = tuple[bytes | None, str, str]
 T = TypeVar("T")
 
 
 def parse(text: str, name: str) -> RoutingTable:
-    """Read the document; ``name`` is what messages call it, a path as a rule.
+    """Read the document; ``name`` is its name in messages, usually a path.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
+        ConfigError: one line for each error, ``name:line:column: field: what``.
     """
-    roots = compose_all(text, name, expected=f"a document of kind {KIND} is expected")
+    roots = compose_all(text, name, expected=f"must be a document of kind {KIND}")
     count = _Count(roots[0].errors)
     table = _table([_document(root, count) for root in roots])
     roots[0].errors.raise_any()
@@ -78,7 +78,7 @@ def parse(text: str, name: str) -> RoutingTable:
 
 
 class _Count:
-    """How much there is so far in all documents."""
+    """Counts the entries of all documents read so far."""
 
     def __init__(self, errors: Errors) -> None:
         self._errors = errors
@@ -88,19 +88,19 @@ class _Count:
         """Count a route.
 
         Raises:
-            ConfigError: it is too much; what was wrong before is told as well.
+            ConfigError: there are too many; earlier errors are included.
         """
         self._entries += read.entries
         if self._entries > MAX_ENTRIES:
             read.node.error(
-                f"is one too many: all routes have more than {MAX_ENTRIES} combinations of tlv,"
+                f"exceeds the limit: all routes have more than {MAX_ENTRIES} combinations of tlv,"
                 " hosts and alpn, allowedCIDRs and backends together"
             )
             self._errors.raise_any()
 
 
 class _Document(NamedTuple):
-    """One document; the last two are fields that it may lack."""
+    """One document; its last two fields may be missing."""
 
     routes: list[_Read]
     default: Located | None
@@ -129,7 +129,9 @@ def _table(documents: Sequence[_Document]) -> RoutingTable:
     for each in read:
         hostless = each.hosts is None and not each.has_tlv and each.node.is_mapping
         if hostless and (default is None or each.route.name != default.name):
-            each.node.error("has no hosts, which only the default route and one with tlv may lack")
+            each.node.error(
+                "has no hosts; only the default route and routes with tlv may lack them"
+            )
     return RoutingTable([each.route for each in read], default, tlv_type=_tlv_type(documents))
 
 
@@ -147,7 +149,7 @@ def _default(documents: Sequence[_Document], by_name: Mapping[str, SniRoute]) ->
 
 
 def _tlv_type(documents: Sequence[_Document]) -> int:
-    """The type of the TLV that decides, which all documents have to agree on."""
+    """The type of the TLV that is matched; all documents must have the same."""
     said = [
         (CLUSTER_ID_TLV, None) if node is None else (_type(node, _NO_VALUE), node)
         for node in (each.tlv_type for each in documents)
@@ -162,9 +164,9 @@ def _tlv_type(documents: Sequence[_Document]) -> int:
 
 
 class _Read(NamedTuple):
-    """A route with its place, and those of its hosts; None when it has no such field.
+    """A route with its location, and those of its hosts; None if there is no such field.
 
-    ``entries`` is how much it adds to the table, with what is wrong in itself.
+    ``entries`` is the number of table entries it adds, invalid ones included.
     """
 
     node: Located
@@ -220,23 +222,23 @@ def _each_once(nodes: Sequence[Located], read: tuple[T, ...]) -> tuple[T, ...]:
         seen: set[T] = set()
         for node, value in zip(nodes, read, strict=True):
             if value in seen:
-                node.error(f"{short(str(value))} is there twice")
+                node.error(f"{short(str(value))} is given twice")
             seen.add(value)
     return read
 
 
 def _check_names(read: Sequence[_Read]) -> None:
-    """Each name once: logs and metrics tell routes apart by it."""
+    """Check that names are unique: logs and metrics identify routes by them."""
     first: dict[str, Located] = {}
     for each in read:
         node, route = each.node, each.route
         other = first.setdefault(route.name, node)
         if route.name and other is not node:
-            node.error(f"{short(route.name)} is the name of {other.path} already ({other.where})")
+            node.error(f"{short(route.name)} is already the name of {other.path} ({other.where})")
 
 
 def _check_clashes(read: Sequence[_Read]) -> None:
-    """Each TLV, host and protocol once, but for routes that allowedCIDRs tell apart."""
+    """Check that each TLV, host and protocol has one route, unless allowedCIDRs differ."""
     before: dict[_Key, list[_Read]] = {}
     compared: set[tuple[str, str]] = set()
     for each in read:
@@ -254,7 +256,7 @@ def _check_clashes(read: Sequence[_Read]) -> None:
 
 
 def _named(read: _Read) -> Iterator[tuple[Located, str]]:
-    """The hosts of a route with their places, without those that are wrong in themselves."""
+    """The valid hosts of a route with their locations."""
     if read.hosts is None and read.route.tlv:
         yield read.node, ""
     for node in read.hosts or ():
@@ -270,7 +272,7 @@ def _keys(route: SniRoute, host: str) -> Iterator[_Key]:
 
 
 def _is_taken(node: Located, key: _Key, others: Sequence[_Read], each: _Read) -> bool:
-    """Whether a route has this key that allowedCIDRs cannot tell apart from another."""
+    """Report routes with this key that allowedCIDRs do not distinguish; whether there are any."""
     cidrs = each.route.allowed_cidrs
     other = next(
         (it for it in others if it is each or not (cidrs and it.route.allowed_cidrs)), None
@@ -280,28 +282,28 @@ def _is_taken(node: Located, key: _Key, others: Sequence[_Read], each: _Read) ->
     value, host, protocol = key
     what = short(host) if host else "every name"
     if other is None:
-        node.error(f"{what} has more than {MAX_ALIKE} routes that only allowedCIDRs tell apart")
+        node.error(f"{what} has more than {MAX_ALIKE} routes that differ only in allowedCIDRs")
         return True
     told = f" for the protocol {short(protocol)}" if protocol else ""
     told += "" if value is None else f" for the TLV {tlv_text(value)}"
     hint = ""
     if cidrs or other.route.allowed_cidrs:
-        hint = "; give both allowedCIDRs to tell them apart: 0.0.0.0/0 and ::/0 are all others"
+        hint = "; give both allowedCIDRs to distinguish them: 0.0.0.0/0 and ::/0 match all others"
     node.error(
-        f"{what} is routed{told} already ({other.route.where}){'' if other is each else hint}"
+        f"{what} already has a route{told} ({other.route.where}){'' if other is each else hint}"
     )
     return True
 
 
 def _check_sources(other: SniRoute, each: _Read) -> None:
-    """Routes that only their sources tell apart may not have the same network."""
+    """Check that routes that differ only in their sources have no network in common."""
     theirs = frozenset(other.allowed_cidrs)
     if len(each.cidrs) != len(each.route.allowed_cidrs):
-        return  # one is wrong in itself
+        return  # one of them is invalid
     for node, network in zip(each.cidrs, each.route.allowed_cidrs, strict=True):
         if network in theirs:
             node.error(
-                f"{network} is allowed by {short(other.name)} already, which is for the same"
+                f"{network} is already allowed by {short(other.name)}, which is for the same"
                 f" connections ({other.where})"
             )
 
@@ -319,15 +321,15 @@ def _tlv(node: Located) -> Tlv:
     if not node.is_mapping:
         return Tlv(0, b"")
     if ("value" in found) == ("hex" in found):
-        node.error("has a value or hex, and not both")
+        node.error("must have either value or hex")
     value = found.text("value").encode() if "value" in found else found.value("hex", _hex, b"")
     if len(value) > _MAX_TLV_BYTES:
-        node.error(f"has {len(value)} bytes, at most {_MAX_TLV_BYTES} are possible")
+        node.error(f"has {len(value)} bytes; the maximum is {_MAX_TLV_BYTES}")
     return Tlv(_type(found["type"]) if "type" in found else 0, value)
 
 
 def _type(node: Located, written_by_us: Mapping[int, str] = _WRITTEN_BY_US) -> int:
-    # Written as in the specification: YAML reads 0xE0 as a number, and "0xE0" as text.
+    # In the notation of the specification: YAML reads 0xE0 as a number, and "0xE0" as text.
     text = "" if node.is_list or node.is_mapping else str(node.node.value)
     number = int(text, 0) if _TYPE.fullmatch(text) else 256
     if number > 255:
@@ -353,7 +355,7 @@ def _name(text: str) -> str:
 
 def _host(text: str) -> str:
     if not text.isascii():
-        raise ValueError("is not ASCII; write it as it is in DNS, with xn--")
+        raise ValueError("is not ASCII; write it in the form of DNS, with xn--")
     if is_address(text.strip("[]")):
         raise ValueError("is an address, which no client sends as a server name")
     host = normal(text)
@@ -380,7 +382,7 @@ def _tlv_value(text: str) -> bytes:
 
 def _cidr(text: str) -> IpNetwork:
     network = cidr(text)
-    # A source comes as IPv4, whatever its socket or its header has.
+    # Sources are compared as IPv4, even if the socket or the header has a mapped address.
     return as_ipv4(network) if isinstance(network, IPv6Network) else network
 
 

@@ -1,4 +1,4 @@
-"""What an SNI router looks like at one moment; what the fields mean is docs/snapshot.md."""
+"""The snapshot of an SNI router; docs/snapshot.md explains the fields."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from isthmus.frame.model.snapshot import (
 @merges(address=KEY, connections=SUM, failed=MIN)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BackendView:
-    """A backend of a route. ``failed``: it could not be reached a moment ago, and comes last."""
+    """A backend of a route. ``failed``: it failed recently and is tried last."""
 
     address: str
     connections: int
@@ -35,8 +35,8 @@ class BackendView:
 class RouteView:
     """A route of the SNI router. ``max_connections`` 0 is no limit.
 
-    ``allowed_cidrs`` is empty where every source is allowed; ``sources_refused`` counts connections
-    of sources that are not.
+    ``allowed_cidrs`` is empty if every source is allowed; ``sources_refused`` counts connections
+    from sources that are not.
     """
 
     name: str
@@ -54,7 +54,7 @@ class RouteView:
 @merges(PROGRAM_RULES, config=SAME, hellos=SUM, routes=ROWS)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SniRouterView:
-    """A whole SNI router. The ``frontend`` of its tunnels is the name of their route."""
+    """An SNI router. The ``frontend`` of its tunnels is the name of their route."""
 
     kind: Literal["SniRouterSnapshot"] = "SniRouterSnapshot"
     version: str

@@ -1,4 +1,4 @@
-"""``isthmus socks5-proxy``: flags in, a running SOCKS5 sidecar out."""
+"""``isthmus socks5-proxy``: runs a SOCKS5 sidecar."""
 
 from __future__ import annotations
 

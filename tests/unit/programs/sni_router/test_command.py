@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from isthmus.cli.main import main
+from isthmus.programs.sni_router.rules import Miss
 
 EXAMPLE = str(Path(__file__).parents[4] / "examples" / "sni-router" / "routes.yaml")
 
@@ -71,7 +72,7 @@ def test_explain_for_people(capsys: pytest.CaptureFixture[str]) -> None:
         "name    none",
         "alpn    none",
         "route   none",
-        "why     the client sends no server name, and no default route takes it",
+        f"why     {Miss.NO_NAME.value}",
         "answer  TLS alert 112, unrecognized_name",
         "",
         "routes",

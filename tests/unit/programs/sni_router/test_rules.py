@@ -73,7 +73,7 @@ def test_the_default_takes_what_nobody_else_does_but_not_a_known_name() -> None:
     default = TABLE[-1]
     assert found("", default=default) == (
         "fallback",
-        "no route is for it, and this is the default route",
+        "no other route matches, and this is the default route",
     )
     assert found("other.org", default=default)[0] == "fallback"  # type: ignore[index]
     assert found("x.example.com", default=default) is Miss.NO_PROTOCOL
