@@ -91,7 +91,7 @@ def test_everything_named_is_there() -> None:
 
 
 def test_versions_of_the_matrix_are_those_that_are_built() -> None:
-    build = (ROOT / "tests" / "interop" / "kube" / "build.py").read_text("utf-8")
+    build = (ROOT / "src" / "isthmus" / "lab" / "kubernetes" / "programs.py").read_text("utf-8")
     client = (ROOT / "tests" / "interop" / "konnclient" / "go.mod").read_text("utf-8")
     kubernetes = set(re.findall(r"kube-(?:apiserver|proxy) (v[\d.]+\d)", TEXT))
     assert kubernetes == set(re.findall(r'KUBERNETES = "(v[\d.]+)"', build))
