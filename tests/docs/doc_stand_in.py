@@ -14,8 +14,8 @@ from doc_yaml import object_objections
 
 SUBCOMMANDS = {
     "kubectl": "apply create run delete get describe patch rollout label annotate taint drain "
-    "cordon uncordon logs exec port-forward attach proxy config wait scale edit replace version top "
-    "cp diff explain auth set kustomize cluster-info api-resources debug events certificate",
+    "cordon uncordon logs exec port-forward attach proxy config wait scale edit replace version "
+    "top cp diff explain auth set kustomize cluster-info api-resources debug events certificate",
     "systemctl": "start stop restart reload enable disable status daemon-reload is-active show "
     "cat mask unmask kill list-units",
     "helm": "install upgrade uninstall template lint rollback list status show get package "
