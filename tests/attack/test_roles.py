@@ -335,7 +335,7 @@ def test_with_one_authority_and_no_names_it_goes_on_with_a_warning(
     said = [it.getMessage() for it in caplog.records if "same authority" in it.getMessage()]
     assert len(said) == 1
     assert "an agent's certificate opens the frontend" in said[0]
-    assert "a client's certificate can come as an agent" in said[0]
+    assert "a client's certificate can register as an agent" in said[0]
 
 
 def test_whoever_is_refused_is_told_and_audited(

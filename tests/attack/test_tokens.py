@@ -190,7 +190,7 @@ def test_a_source_with_too_many_tokens_is_told_to_come_later(
     monkeypatch.setattr(decides._reviewer._turns, "waiting_of_one", 4)
     tokens = [f"bad.{number}.token" for number in range(FLOOD)]
     with flood(fresh, tokens) as peers:
-        assert "come again later" in refusal(peers[-1])
+        assert "retry later" in refusal(peers[-1])
         honest_agent_links(fresh, tmp_path)
         assert tokens[-1] not in api.asked
     fresh.wait_idle()

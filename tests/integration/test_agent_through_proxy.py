@@ -269,4 +269,4 @@ def test_an_address_that_is_none_is_no_start(behind: Programs, setenv: Setenv) -
     agent = behind.start("agent", *behind.agent_flags(1))
     assert agent.wait_exit() == 2
     (line,) = agent.log.splitlines()
-    assert line == "isthmus: HTTPS_PROXY: a proxy is http or https, not what is written there"
+    assert line == "isthmus: HTTPS_PROXY: the scheme of a proxy must be http or https"

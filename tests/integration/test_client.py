@@ -332,7 +332,7 @@ def test_a_dial_that_fails_for_want_of_a_certificate_says_so(stack: Stack, kind:
     async def test() -> None:
         unnamed = NetworkConfig(name="cluster", connection=way(stack, kind, named=False))
         async with opened(ConnectivityConfig(networks={"cluster": unnamed})) as service:
-            with pytest.raises(DialError, match="it wants a client certificate") as failed:
+            with pytest.raises(DialError, match="it requires a client certificate") as failed:
                 await service.dialer("Cluster").dial("tcp", "127.0.0.1:1")
             assert failed.value.reason is DialFailure.INTERNAL
 

@@ -168,8 +168,8 @@ def test_new_rules_hold_for_new_links_and_bad_ones_do_not(programs: Programs, ru
     assert "lists only 'site-3'" in refused(server, second, "site-2")
 
     write(rules, RULES.format(ids="site-2").replace("agentIDs", "agentIds"))
-    server.wait_log("the rules read before stay in use")
-    (line,) = lines(server, "the rules read before stay in use")
+    server.wait_log("the previously loaded rules stay in use")
+    (line,) = lines(server, "the previously loaded rules stay in use")
     assert f"{rules}:5:3: " in line and "agentIds" in line
     rules.unlink()
     server.wait_log("No such file or directory")
@@ -178,7 +178,7 @@ def test_new_rules_hold_for_new_links_and_bad_ones_do_not(programs: Programs, ru
     write(rules, RULES.format(ids="site-2"))
     second.wait_log("] linked")
     assert agents_of(server) == {"site-1", "site-2", "site-3"}
-    assert len(lines(server, "the rules read before stay in use")) == 2
+    assert len(lines(server, "the previously loaded rules stay in use")) == 2
 
 
 @pytest.mark.parametrize(

@@ -383,7 +383,7 @@ def test_a_dial_that_is_taken_back_is_given_up(slow: tuple[Bed, Target]) -> None
     pending(bed, 0)
     [record] = bed.records()
     assert (record["stage"], record["decision"]) == ("Failed", "allow")
-    assert record["reason"] == "the agent took it back before the answer"
+    assert record["reason"] == "the agent cancelled it before the answer"
 
 
 def test_a_dial_whose_link_is_lost_is_given_up(slow: tuple[Bed, Target]) -> None:
@@ -416,7 +416,7 @@ def test_the_server_has_a_time_limit_too(certificates: PkiFiles) -> None:
 
 @pytest.mark.parametrize(
     ("bound", "sentence"),
-    [("most", "this server has 2"), ("most_per_link", "this agent has 2")],
+    [("most", "this server already has 2"), ("most_per_link", "this agent already has 2")],
 )
 def test_there_are_bounds(slow: tuple[Bed, Target], bound: str, sentence: str) -> None:
     bed, target = slow

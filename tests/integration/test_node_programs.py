@@ -186,6 +186,6 @@ def test_what_a_killed_agent_leaves_the_next_takes_over(programs: Programs) -> N
         again.wait_exit()
         # The gate is turned off: what it left is removed, and nothing is bound.
         off = programs.agent(server, *[each for each in flags(target) if each != GATE])
-        assert "removed what another agent left" in off.log
+        assert "removed leftovers of another agent" in off.log
         assert "have no effect without --feature-gates" in off.log
         assert not has_address()

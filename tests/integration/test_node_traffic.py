@@ -574,7 +574,7 @@ def test_an_address_that_cannot_be_taken_away_is_said_and_keeps_nobody(
 
         monkeypatch.setattr(host_address.HostAddress, "take_away", refuse)
         fresh.stop(agent)
-        assert "cannot take the address away" in caplog.text
+        assert "cannot remove the address" in caplog.text
 
 
 # Traces.

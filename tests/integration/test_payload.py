@@ -205,7 +205,9 @@ def test_a_client_without_a_certificate_is_told_so(stack: Stack) -> None:
         await bed.until(lambda: bed.failures)
         failure, detail = bed.failures.pop()
         assert failure is DialFailure.INTERNAL
-        assert detail.startswith(f"connectivity server {bed.dialer.place}: it wants a client cert")
+        assert detail.startswith(
+            f"connectivity server {bed.dialer.place}: it requires a client cert"
+        )
         assert detail.count("connectivity server") == 1
 
     run(stack, "tls", test)

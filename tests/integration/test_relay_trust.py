@@ -215,5 +215,7 @@ def test_flags_that_make_no_sense(relays: Relays, wrong: dict[str, object], says
 
 def test_a_certificate_that_is_not_for_clients_is_said_at_the_start(relays: Relays) -> None:
     b = relays.helper("b")
-    with pytest.raises(ConfigError, match=r"--cluster-cert, which is shown to other servers, .*"):
+    with pytest.raises(
+        ConfigError, match=r"--cluster-cert, the client certificate for other servers, .*"
+    ):
         relays.asker(b, peer_cert="", peer_key="")

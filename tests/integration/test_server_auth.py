@@ -81,8 +81,8 @@ def test_the_proposals_own_sample_is_served(
     ("flags", "sentence"),
     [
         ([], "needs a --server-bind-address on loopback, such as 127.0.0.1, not every address"),
-        (["--server-bind-address=0.0.0.0"], "not 0.0.0.0: whoever reaches the frontend"),
-        (["--server-bind-address=::"], "not ::: whoever reaches the frontend"),
+        (["--server-bind-address=0.0.0.0"], "not 0.0.0.0: anyone who reaches the frontend"),
+        (["--server-bind-address=::"], "not ::: anyone who reaches the frontend"),
         (["--server-bind-address=10.0.0.1"], "not 10.0.0.1: whoever"),
         (["--server-bind-address=::ffff:10.0.0.1"], "not ::ffff:10.0.0.1: whoever"),
         (["--server-bind-address=127.0.0.1", "--server-ca-cert=x"], "exclude each other"),

@@ -205,8 +205,8 @@ def test_a_socket_that_nobody_takes(
     line = refused(manager, "server", *flags, sockets=[tcp], name="http-connect")
     assert line == (
         f"isthmus: systemd passed a socket named http-connect at 127.0.0.1:{port_of(tcp)}, and no"
-        " flag of this program does (--http-connect-port or --http-connect-uds-name): nobody"
-        " would serve it"
+        " flag of this program has this address (--http-connect-port or --http-connect-uds-name):"
+        " it would not be served"
     )
 
 

@@ -83,7 +83,7 @@ def test_one_that_is_named_and_not_there_is_said(uplinks: Names) -> None:
     assert ip("link", "add", "eth0", "type", "veth", "peer", "name", "far")
     here = put(ip_address("10.99.0.1"), interface="lo", uplinks=("eth0", "eht0"))
     try:
-        assert here.refresh() == ["--uplink-interface eht0: there is no such interface yet"]
+        assert here.refresh() == ["--uplink-interface eht0: no such interface yet"]
         assert here.refresh() == [] and here.uplinks == ("eht0", "eth0")
     finally:
         here.take_away()

@@ -129,8 +129,8 @@ def test_the_address_of_another_interface(bed: Bed, tmp_path: Path) -> None:
     with proxy(bed, log, "--listen=10.60.0.1:6443", "--upstream=127.0.0.1:1") as child:
         assert child.wait(LIMIT_S) == 2
     assert log.read_text() == (
-        "isthmus: --listen 10.60.0.1 is an address of uplink already, which isthmus did not put"
-        " there: choose one that nobody has; --manage-address=false leaves the address to you\n"
+        "isthmus: --listen 10.60.0.1 is already an address of uplink that Isthmus did not put"
+        " there: choose an unused one; --manage-address=false leaves the address to you\n"
     )
     assert bed.state() == before
 

@@ -75,7 +75,7 @@ def test_without_that_kind_of_interface_it_is_on_lo(bed: Bed, address: Address) 
     here = bed.put(address, kind=NO_SUCH_KIND)
     assert here.where == "lo"
     (said,) = bed.on_node(here.refresh)
-    assert said == f"this kernel has no {NO_SUCH_KIND} interfaces: {address} is on lo"
+    assert said == f"this kernel has no {NO_SUCH_KIND} interfaces: using lo for {address}"
     assert bed.on_node(here.refresh) == []
     assert str(address) in bed.ip(bed.node, "addr", "show", "dev", "lo")
     with bed.listens(address):
@@ -150,13 +150,13 @@ def test_an_accepted_connection_tells_its_uplink(bed: Bed, address: Address) -> 
 def test_a_subnet_that_it_lies_in_is_told(bed: Bed) -> None:
     here = bed.put(ip_address("10.50.0.77"))
     (said,) = bed.on_node(here.refresh)
-    assert "lies in the subnet 10.50.0.1/24 of cni0" in said
+    assert "is in the subnet 10.50.0.1/24 of cni0" in said
 
 
 def test_a_host_without_an_uplink_is_told(bed: Bed) -> None:
     bed.ip(bed.node, "link", "del", "uplink")
     here = bed.put(V4)
-    assert bed.on_node(here.refresh) == ["this host has no uplink yet: nothing is dropped"]
+    assert bed.on_node(here.refresh) == ["this host has no uplink yet: no packets are dropped"]
 
 
 @pytest.mark.parametrize("firewall", ["neither"], indirect=True)

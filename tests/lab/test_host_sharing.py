@@ -170,7 +170,7 @@ def test_those_who_take_every_place_keep_no_agent_from_starting(bed: Bed) -> Non
     users = bed.on_node(lambda: [AddressClaim(V4) for _ in range(MOST_USERS)])
     here = bed.put(V4)
     (said,) = bed.on_node(here.refresh)
-    assert said.startswith(f"{MOST_USERS} programs of this host say that they use {V4} already")
+    assert said.startswith(f"{MOST_USERS} programs of this host already claim to use {V4}")
     with bed.listens(V4):
         assert bed.reach(bed.pod, V4) == REACHED
         assert bed.reach(bed.neighbour, V4) == DROPPED
@@ -273,7 +273,7 @@ def test_an_address_that_was_removed_is_put_back(
 ) -> None:
     here = bed.put(address)
     bed.ip(bed.node, *deed)
-    assert bed.on_node(here.refresh) == [f"{address} was gone from {INTERFACE}: it is back"]
+    assert bed.on_node(here.refresh) == [f"{address} was missing on {INTERFACE}: restored"]
     with bed.listens(address):
         assert bed.reach(bed.pod, address) == REACHED
 
@@ -281,7 +281,7 @@ def test_an_address_that_was_removed_is_put_back(
 def test_an_interface_that_was_set_down_is_up_again(bed: Bed) -> None:
     here = bed.put(V4)
     bed.ip(bed.node, "link", "set", INTERFACE, "down")
-    assert bed.on_node(here.refresh) == [f"{INTERFACE} was down: it is up"]
+    assert bed.on_node(here.refresh) == [f"{INTERFACE} was down: brought up"]
 
 
 def test_what_cannot_be_put_back_is_said_once(bed: Bed) -> None:
@@ -303,10 +303,10 @@ def test_a_new_uplink_is_followed(bed: Bed, firewall: str) -> None:
         # The pod's network turns out to lead into the world as well.
         bed.ip(bed.node, "route", "add", "default", "via", "10.50.0.2", "metric", "900")
         (said,) = bed.on_node(here.refresh)
-        assert said == f"uplinks that nobody reaches {V4} by: cni0, uplink"
+        assert said == f"uplinks on which {V4} is unreachable: cni0, uplink"
         assert bed.reach(bed.pod, V4) == DROPPED
         bed.ip(bed.node, "route", "del", "default", "via", "10.50.0.2", "metric", "900")
-        assert bed.on_node(here.refresh) == [f"uplinks that nobody reaches {V4} by: uplink"]
+        assert bed.on_node(here.refresh) == [f"uplinks on which {V4} is unreachable: uplink"]
         assert bed.reach(bed.pod, V4) == REACHED
 
 
@@ -347,7 +347,7 @@ def test_without_the_capability_changes_are_said(bed: Bed) -> None:
 
         assert refreshed() == "[]\n"
         bed.ip(bed.node, "route", "add", "default", "via", "10.50.0.2", "metric", "900")
-        assert refreshed().startswith(f"['cni0: an uplink that the rule for {V4} may not know")
+        assert refreshed().startswith(f"['cni0: new uplink that the rule for {V4} may lack")
         assert refreshed() == "[]\n"
         bed.ip(bed.node, "link", "del", INTERFACE)
         assert refreshed().startswith(f"['{V4} is on no interface of this host")
@@ -408,5 +408,5 @@ def test_the_command_does_it_and_undoes_it(bed: Bed) -> None:
     assert nobodys(bed, V4) == (0, "lo []")
     assert run(*command) == f"{V4} is on lo\n"
     assert run(*command, "--remove") == f"{V4} removed\n"
-    assert run(*command, "--remove") == f"{V4} was not there\n"
+    assert run(*command, "--remove") == f"{V4} was not configured\n"
     assert bed.state() == before

@@ -1,9 +1,9 @@
-"""Configurations of the connectivity service from files, and the files and dialers that they name.
+"""Loads configurations of the connectivity service, and checks the files and dialers they name.
 
-The reading itself is settings_connectivity.py. Here is what needs a disk: opening, whether
-certificates and keys are there, may be read and fit together, and whether custom dialers are
+settings_connectivity.py parses them. This module does what needs a disk: it opens files, checks
+that certificates and keys exist, are readable and match, and that custom dialers are
 installed. As in kube-apiserver, a relative path
-in a configuration is relative to the working directory, not to the file that says it.
+in a configuration is relative to the working directory, not to the configuration file.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _LABELS = ("clientCert", "clientKey", "caBundle")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A configuration that was read, the kinds of its documents, and what is worth a warning.
+    """A loaded configuration, the kinds of its documents, and warnings.
 
-    ``kube`` is what kube-apiserver would read, of the first file; None if that is not its kind.
+    ``kube`` is what kube-apiserver would read from the first file; None if that has another kind.
     """
 
     config: ConnectivityConfig
@@ -41,12 +41,12 @@ class Loaded:
 
 
 def load(paths: Sequence[str], *, check_files: bool = True) -> Loaded:
-    """Read one configuration out of one or several files; ``-`` is standard input.
+    """Read one configuration from one or several files; ``-`` is standard input.
 
-    ``check_files`` also looks at the certificates, keys and dialers that it names.
+    ``check_files`` also checks the certificates, keys and dialers that it names.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, ``path:line:column: field: what``.
+        ConfigError: one line for each error, ``path:line:column: field: what``.
     """
     wrong: list[str] = []
     parts: list[DocumentPart] = []
@@ -89,7 +89,7 @@ def _text(path: str) -> str:
 
 
 def _check(draft: Draft) -> list[str]:
-    """Look at the files of a network; errors are noted at their fields, warnings returned."""
+    """Check the files of a network; errors are recorded at their fields, warnings returned."""
     _check_dialer(draft)
     tls = draft.tls
     if tls is None:
@@ -111,7 +111,7 @@ def _check(draft: Draft) -> list[str]:
             " and a server that asks for one will refuse it"
         )
     if tls.key is not None and os.stat(key).st_mode & stat.S_IROTH:
-        warnings.append(f"{tls.key.at.where}: {tls.key.at.path}: {key} can be read by everybody")
+        warnings.append(f"{tls.key.at.where}: {tls.key.at.path}: {key} is readable by every user")
     return warnings
 
 
@@ -133,7 +133,7 @@ def _check_dialer(draft: Draft) -> None:
 
 
 def _unreadable(path: str) -> str:
-    """Why a file cannot be read; empty when it can."""
+    """Why a file cannot be read; empty if it can."""
     try:
         read_beginning(path, 1)
     except OSError as error:
@@ -147,7 +147,7 @@ def _try(files: TlsFiles, named: Sequence[NamedFile]) -> None:
     try:
         client_context(files)
     except ConfigError as error:
-        # The sentence begins with the field that is meant.
+        # The message starts with the field concerned.
         label, _, rest = str(error).partition(" ")
         file = next((one for one in named if one.at.path.endswith(f".{label}")), named[-1])
         file.at.error(rest)

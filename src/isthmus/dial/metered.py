@@ -1,11 +1,11 @@
-"""Tunnels whose bytes are held to a rate: what is read too fast is paid for by a pause.
+"""Rate-limited tunnels: an end that reads too fast is paused.
 
-Each end of such a tunnel has a face as its peer, which passes everything on and counts bytes
-against the pots of its share. When a pot is in debt the end stops reading, and is let on in its
-turn when the debt is paid. There is no queue of bytes: what came has gone on, what has not come
-yet is left where it is. Tunnels without such a share are joined as ever and know nothing of this.
+Each end of such a tunnel has a face as its peer, which passes everything on and charges bytes
+to the pots of its share. While a pot is in debt the end stops reading, and continues in its
+turn when the debt is paid. There is no queue of bytes: received bytes have been passed on, and
+later ones stay in the kernel. Tunnels without such a share are joined directly.
 
-The arithmetic is rules_shares.py; who is refused at all is programs/server/networks.py.
+rules_shares.py has the arithmetic; programs/server/networks.py refuses dials.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from isthmus.tunnel.end import GONE, End, Ending, unsent
 from isthmus.tunnel.first_byte import UntouchedTunnel
 from isthmus.tunnel.linked_end import LinkedEnd
 
-#: What one that is let on is expected to bring, at the most as a rule.
+#: The usual largest amount that a resumed end reads.
 _PIECE_BYTES = 64 * 1024
 _SOONEST_S = 0.001
 
 
 class Gate:
-    """One direction of a pot: those that wait until its debt is paid, the first come first."""
+    """One direction of a pot: the faces waiting until its debt is paid, in order."""
 
     __slots__ = ("_bucket", "_loop", "_timer", "_waiting", "_waits")
 
@@ -36,7 +36,7 @@ class Gate:
         bucket: Callable[[], TokenBucket | None],
         waits: Callable[[], None],
     ) -> None:
-        """``bucket`` gives the one of the pot now; ``waits`` hears of each that has to wait."""
+        """``bucket`` returns the pot's current bucket; ``waits`` is called for each that waits."""
         self._loop = loop
         self._bucket = bucket
         self._waits = waits
@@ -44,24 +44,24 @@ class Gate:
         self._timer: asyncio.TimerHandle | None = None
 
     def spend(self, size: int) -> bool:
-        """Count bytes; True: that was too much for now."""
+        """Charge bytes; True: the pot is now in debt."""
         bucket = self._bucket()
         return bucket is not None and bucket.spend(size, now=self._loop.time())
 
     @property
     def in_debt(self) -> bool:
-        """Whoever wants to go on has to wait."""
+        """Whether reading has to wait."""
         bucket = self._bucket()
         return bucket is not None and bucket.wait_s(now=self._loop.time()) > 0
 
     def wait(self, face: Face) -> None:
-        """Let it on when its turn has come."""
+        """Resume the face in its turn."""
         self._waits()
         self._waiting.append(face)
         self._arm()
 
     def changed(self) -> None:
-        """Its rate is another, or there is none any more."""
+        """The rate changed, or was removed."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -82,7 +82,7 @@ class Gate:
             if bucket.wait_s(now=now) > 0:
                 number = 0
             else:
-                # They bring their bytes a little later: so many that it is not too much again.
+                # Their bytes arrive later: resume only as many as fit.
                 number = min(number, 1 + int(bucket.room(now=now) / _PIECE_BYTES))
         while number and self._waiting:
             number -= self._waiting.popleft().let_on()
@@ -95,10 +95,10 @@ class Face:
     __slots__ = ("_full", "_gates", "_held", "other", "sink", "source")
 
     def __init__(self, source: End, sink: End, gates: Sequence[Gate]) -> None:
-        self.source = source  # whose peer this is
+        self.source = source  # the end whose peer this is
         self.sink = sink
-        # Konnectivity's links cannot make one of their connections wait: braking would stop the
-        # whole link, which is everybody else's as well. What comes by one is not held to a rate.
+        # Konnectivity's links cannot pause one of their connections: braking would stop the
+        # whole link, including other clients. Data from such a link is not rate-limited.
         self._gates = () if isinstance(source, LinkedEnd) else tuple(gates)
         self._held = False  # by a gate
         self._full = False  # by the sink
@@ -106,16 +106,16 @@ class Face:
 
     @property
     def peer(self) -> End:
-        """Whose peer this is."""
+        """The end whose peer this is."""
         return self.source
 
     @peer.setter
     def peer(self, end: End) -> None:
-        """Nobody gives it another."""
+        """Do nothing: the peer is fixed."""
 
     @property
     def bytes_written(self) -> int:
-        """What the sink was given."""
+        """The bytes passed to the sink."""
         return self.sink.bytes_written
 
     @bytes_written.setter
@@ -124,17 +124,17 @@ class Face:
 
     @property
     def out_bytes(self) -> int:
-        """What the sink has not passed on."""
+        """The bytes that the sink has not passed on."""
         return unsent(self.sink)
 
     @property
     def ending(self) -> Ending | None:
-        """How the sink finished: then it keeps nothing."""
+        """How the sink finished, after which it holds nothing."""
         return getattr(self.sink, "ending", None)
 
     @property
     def held(self) -> bool:
-        """It waits for a debt to be paid."""
+        """Whether it waits for a debt to be paid."""
         return self._held
 
     # From the source.
@@ -161,7 +161,7 @@ class Face:
         self.sink.let_go()
 
     def pause_reading(self) -> None:
-        """The source wants no more for now."""
+        """Pause the sink's reading: the source is full."""
         self.sink.pause_reading()
 
     def resume_reading(self) -> None:
@@ -172,12 +172,12 @@ class Face:
             self.sink.resume_reading()
 
     def start(self) -> None:
-        """Nothing comes from here."""
+        """Do nothing: a face sends nothing."""
 
     # From a gate.
 
     def let_on(self) -> bool:
-        """The debt is paid, but another pot may have one, too; False: it does not go on."""
+        """Resume unless another pot is in debt; False: it stays paused."""
         for gate in self._gates:
             if gate.in_debt:
                 gate.wait(self)
@@ -189,7 +189,7 @@ class Face:
         return True
 
     def leave(self) -> None:
-        """The tunnel is over: keep nobody."""
+        """The tunnel ended: leave all gates."""
         self.source = self.sink = GONE
         self.other = self
         self._gates = ()
@@ -207,7 +207,7 @@ class MeteredTunnel(UntouchedTunnel):
 
     @property
     def held(self) -> bool:
-        """One of its directions waits for its share."""
+        """Whether one of its directions waits for its share."""
         return any(face.held for face in self._faces)
 
     def open(self) -> None:
@@ -222,7 +222,7 @@ class MeteredTunnel(UntouchedTunnel):
         far.start()
 
     def meet(self) -> tuple[End, End]:
-        """The faces, which are made once the far end will be no other any more."""
+        """The faces, created once the far end is final."""
         if not self._faces:
             to_target, to_client = self._gates
             up = Face(self.client, self.far, to_target)
@@ -232,7 +232,7 @@ class MeteredTunnel(UntouchedTunnel):
         return self._faces
 
     def leave(self) -> None:
-        """It is over: the faces and the ends would keep each other."""
+        """The tunnel ended: break the reference cycle of faces and ends."""
         faces, self._faces = self._faces, ()
         for face in faces:
             face.leave()
@@ -250,6 +250,6 @@ class Gates:
         self.to_client = Gate(loop, lambda: pot.to_client, waits)
 
     def changed(self) -> None:
-        """The pot keeps to another rate, or to none."""
+        """The pot's rate changed, or was removed."""
         self.to_target.changed()
         self.to_client.changed()

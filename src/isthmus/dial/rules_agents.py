@@ -1,8 +1,8 @@
-"""Which agent takes a dial: the set of links and the strategies over it. Pure: chance comes in.
+"""Which agent serves a dial: the set of links and the strategies. Pure: randomness is passed in.
 
 Konnectivity's strategies: ``default`` any agent, ``destHost`` one that names the target's host,
-``defaultRoute`` one that offers the default route; tried in the order given. Among those that a
-strategy allows, a near one is preferred, while it has not much more to do than others (near.py).
+``defaultRoute`` one that offers the default route; tried in the given order. Among those that a
+strategy allows, a near one is preferred unless it is much busier than others (net/rules_near.py).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from isthmus.values import AgentId, HostPort
 
 
 class ChoosableLink(NearLink, Protocol):
-    """What choosing needs to know of a link to an agent."""
+    """The part of a link that the choice needs."""
 
     @property
     def agent_id(self) -> AgentId:
-        """Whose link it is."""
+        """The agent of the link."""
 
 
 B = TypeVar("B", bound=ChoosableLink)
@@ -42,7 +42,7 @@ class Agents(Generic[B]):
         pick: Callable[[int], int],
         near: Nearness | None = None,
     ) -> None:
-        """``pick(n)`` gives a random number below n; without ``near`` all agents are as far."""
+        """``pick(n)`` returns a random number below n; without ``near`` all are equally far."""
         self._strategies = tuple(strategies)
         self._pick = pick
         self._near = near
@@ -56,13 +56,11 @@ class Agents(Generic[B]):
         return iter(list(self._all.all.members))
 
     def add(self, backend: B) -> None:
-        """A link is up."""
         self._all.add(backend)
         if backend.identifiers.default_route:
             self._default_route.add(backend)
 
     def remove(self, backend: B) -> None:
-        """A link is gone."""
         self._all.remove(backend)
         self._default_route.remove(backend)
 
@@ -78,7 +76,7 @@ class Agents(Generic[B]):
     def choose(self, target: HostPort, tried: Collection[B] = ()) -> B | None:
         """Choose a link for a dial, or None; ``tried`` have failed this dial already.
 
-        One that drains or is stuck is chosen only if no strategy finds another.
+        A draining or stuck one is chosen only if no strategy finds another.
         """
         host = host_of(target.host)
         for strategy in self._strategies:
@@ -116,7 +114,7 @@ class Agents(Generic[B]):
                 other = allowed.draw(self._pick, others)
                 if other is None or is_worth_it(found.weight, other.weight):
                     return found
-                tried = others  # it has enough to do; there is somebody else, so it is left out
+                tried = others  # it is busy, and there are others, so it is left out
         return allowed.draw(self._pick, tried)
 
     def _nearer(
@@ -125,7 +123,7 @@ class Agents(Generic[B]):
         """Those of a pool that are near a destination, the nearest first."""
         naming = self._all.naming(host)
         if naming is not None and naming is not allowed:
-            # Those that stand for it need not offer the default route.
+            # Agents that serve it need not offer the default route.
             own = naming if strategy == "default" else self._default_route.naming(host)
             if own is not None:
                 yield own
@@ -138,7 +136,7 @@ class Agents(Generic[B]):
                 yield zones[near.zone]
 
     def stand_for(self, host: str) -> bool:
-        """Tell whether some agent names this host."""
+        """Whether an agent names this host."""
         return self._all.naming(host_of(host)) is not None
 
 

@@ -1,7 +1,7 @@
-"""The one model behind every configuration of the connectivity service: networks, and ways to them.
+"""The model of all connectivity service configurations: networks, and how to reach them.
 
-Made from ConnectivityServiceConfiguration or EgressSelectorConfiguration by config/, used by the
-client library. Values only; whether files exist is for whoever opens them.
+Created from ConnectivityServiceConfiguration or EgressSelectorConfiguration, used by the
+client library. Values only; the code that opens files checks whether they exist.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from isthmus.text.addresses import IpAddress, IpNetwork, reached
 from isthmus.values import HostPort, is_address
 
 CONTROL_PLANE = "controlplane"
-#: What the seed calls the control plane; the same network.
+#: The seed's name of the control plane; the same network.
 MASTER = "master"
 
 
 class NetworkProtocol(Enum):
-    """How a connectivity server is spoken to; CUSTOM is a dialer that somebody else wrote."""
+    """The protocol of a connectivity server; CUSTOM is a custom dialer."""
 
     DIRECT = "Direct"
     HTTP_CONNECT = "HTTPConnect"
@@ -40,10 +40,10 @@ class ClientTls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConnection:
-    """A way to a network: a protocol, and where it is spoken.
+    """How to reach a network: a protocol and an address.
 
     Direct has neither ``uds`` nor ``tcp``; ``tls`` is None for a UNIX socket and for plain TCP.
-    ``dialer`` names a custom one, ``options`` are for it alone.
+    ``dialer`` names a custom one, with its ``options``.
     """
 
     protocol: NetworkProtocol
@@ -56,15 +56,15 @@ class NetworkConnection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkConfig:
-    """One network: its name in lower case, the way there, and the destinations that belong to it.
+    """One network: its name in lower case, its connection, and its destinations.
 
-    ``where`` is the place in a file that says so, for messages.
+    ``where`` is its position in a file, for messages.
     """
 
     name: str
     connection: NetworkConnection
     cidrs: tuple[IpNetwork, ...] = ()
-    hosts: tuple[str, ...] = ()  # names, or suffixes that begin with a dot
+    hosts: tuple[str, ...] = ()  # names, or suffixes that start with a dot
     where: str = ""
 
 
@@ -83,7 +83,7 @@ class ConnectivityConfig:
         return found
 
     def network_of(self, target: HostPort) -> NetworkConfig | None:
-        """Find the network that a destination belongs to: the narrowest that names it, or none."""
+        """Find the network of a destination: the narrowest that names it, or None."""
         if is_address(target.host):
             where = reached(target.host)
             found = self._holding((where.address,)) or self._holding(where.translated)

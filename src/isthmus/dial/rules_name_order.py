@@ -1,12 +1,12 @@
-"""In which order a sidecar looks a name up, and by which way it then dials; decisions only.
+"""In which order a sidecar resolves a name, and how it then dials; decisions only.
 
-The order is that of HyperShift's sidecars: a cloud API goes directly, then come the Services of the
-guest cluster, then the guest cluster's DNS or, without that, the DNS of this pod, which is the
-management cluster's; and that one also while the guest's cannot be reached. An ``Inquiry`` says
-whom to ask next and is told what came of it; asking is programs/sidecar/dialer_names.py.
+The order is that of HyperShift's sidecars: a cloud API is dialed directly, then come the Services
+of the guest cluster, then the guest cluster's DNS or, without that, the DNS of this pod, which is
+the management cluster's; the latter also while the guest's DNS is unreachable. An ``Inquiry``
+returns the next source and is told the result; programs/sidecar/dialer_names.py queries them.
 
-What is answered has the way in it. A name that the management cluster's DNS had to answer in the
-guest's place is dialed directly; what Services and the guest's DNS answer never is.
+The answer includes how to dial. A name that the management cluster's DNS answered instead of
+the guest's is dialed directly; answers of Services and the guest's DNS never are.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from isthmus.dial.rules_service_names import CloudApis, ServiceName, service_nam
 from isthmus.errors import DialFailure
 from isthmus.values import HostPort, is_address
 
-#: So many addresses of a name are tried.
+#: The most addresses of a name that are tried.
 MOST_ADDRESSES = 8
 #: An ExternalName may be the name of another Service.
 _MOST_ALIASES = 8
 
 
 class Source(Enum):
-    """Who is asked, or what needs nobody to be asked."""
+    """The sources of an answer, including those without a query."""
 
     ADDRESS = "address"
     CLOUD_API = "cloud API"
@@ -38,7 +38,7 @@ class Source(Enum):
 
 
 class Outcome(Enum):
-    """What came of asking."""
+    """The result of a query."""
 
     FOUND = "found"
     ALIAS = "another name"
@@ -60,7 +60,7 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """Something that was asked and what came of it; ``detail`` is for people.
+    """A query and its result; ``detail`` is for display.
 
     ``alias`` is the name that an ExternalName stands for.
     """
@@ -76,7 +76,7 @@ class Step:
 class Resolution:
     """The answer: ``addresses`` to try in order, or, without any, ``host`` itself to be dialed.
 
-    With a ``failure`` there is nothing to dial, and ``detail`` says why in one sentence.
+    With a ``failure`` there is nothing to dial, and ``detail`` says why.
     """
 
     name: str
@@ -89,13 +89,13 @@ class Resolution:
 
     @property
     def source(self) -> Source:
-        """Who had the last word."""
+        """The source of the answer."""
         return self.steps[-1].source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NameRules:
-    """What the flags say. ``cloud`` is None where cloud APIs are names as any other.
+    """The flags. ``cloud`` is None if cloud APIs are treated like any other name.
 
     ``must_resolve`` is https-proxy's: a name never goes to the agent.
     """
@@ -110,13 +110,13 @@ class NameRules:
 
 
 class Inquiry:
-    """One name on its way: ``ahead`` is whom to ask next, or the answer."""
+    """The resolution of one name: ``ahead`` is the next source, or the answer."""
 
     def __init__(self, name: str, rules: NameRules) -> None:
         self.asked = name
-        #: The name as it is now: that of an ExternalName once one was met.
+        #: The current name, which an ExternalName replaces.
         self.name = name
-        #: The Service that the name is of, if it can be one.
+        #: The Service that the name may refer to, if any.
         self.service: ServiceName | None = None
         self.steps: list[Step] = []
         self._rules = rules
@@ -126,11 +126,11 @@ class Inquiry:
 
     @property
     def is_fallback(self) -> bool:
-        """The management cluster's DNS stands in for the guest's."""
+        """Whether the management cluster's DNS replaces the guest's."""
         return any(step.source is Source.GUEST_DNS for step in self.steps)
 
     def took(self, step: Step) -> Source | Resolution:
-        """What was asked, by whom ``ahead`` named, and what came of it; gives the new ``ahead``."""
+        """Record the result of the source in ``ahead``; returns the new ``ahead``."""
         assert step.source is self.ahead
         addresses = chosen(step.addresses, self._rules.prefer_ipv4)
         if addresses != step.addresses:
@@ -199,7 +199,7 @@ class Inquiry:
         guest = next((s for s in self.steps if s.source is Source.GUEST_DNS), None)
         if guest is None or guest.outcome is Outcome.SKIPPED or self._rules.must_resolve:
             return self._fail()
-        # Nobody here knows the name; the node of the agent may.
+        # The name is unknown here; the node of the agent may know it.
         return self._unchanged()
 
     def _unchanged(self) -> Resolution:

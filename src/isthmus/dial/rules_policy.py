@@ -1,11 +1,11 @@
-"""What may be dialed, by whom: rules in order, the first that matches decides.
+"""Which dials are allowed: rules in order, the first that matches decides.
 
-A name has no address here, and an address no name: ``hosts`` match names only and ``cidrs``
-addresses only, so that nobody gets past a rule by what a resolver says. The file of rules is read
-in settings_policy.py; which network a target is in is settings_networks.py.
+A name has no address here, and an address no name: ``hosts`` match only names and ``cidrs``
+only addresses, so that a resolver's answer cannot bypass a rule. settings_policy.py reads the
+rules file; settings_networks.py finds the network of a target.
 
-The classes of traffic and the shares stand in the same file and match what its rules match; what a
-class means on a link is tunnel/traffic_classes.py, how shares are kept rules_shares.py.
+The traffic classes and the shares are in the same file and have the same matchers;
+tunnel/traffic_classes.py implements classes, rules_shares.py shares.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from isthmus.text.addresses import IpAddress, IpNetwork, Reached, Weighed, reach
 from isthmus.text.patterns import Pattern
 from isthmus.values import NORMAL, HostPort, Identity, TrafficClass, is_address
 
-#: What is shown instead of a rule's name, which has no brackets.
+#: Shown instead of a rule's name; rule names have no brackets.
 BY_DEFAULT = "(default)"
 BY_NETWORK = "(network)"
 BY_AUDIT = "(audit)"
-#: The kinds of identity that a frontend proves (values.Identity).
+#: The kinds of identity that frontends authenticate (values.Identity).
 REQUESTER_KINDS = ("certificate", "uid", "none")
 
 
 class Effect(Enum):
-    """What a rule does with what it matches."""
+    """The effect of a rule on matching dials."""
 
     ALLOW = "allow"
     DENY = "deny"
@@ -37,10 +37,10 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Whether a dial is allowed, and what decided that.
+    """Whether a dial is allowed, and by which rule.
 
-    ``rule`` is a rule's name, BY_DEFAULT or BY_NETWORK, or empty where there is no policy;
-    ``where`` its place in the file; ``why`` a sentence, where it is denied.
+    ``rule`` is a rule's name, BY_DEFAULT or BY_NETWORK, or empty without a policy;
+    ``where`` its position in the file; ``why`` the reason of a denial.
     """
 
     allowed: bool
@@ -52,7 +52,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """Who wants to go where; ``who`` and ``where`` are what rules are held against."""
+    """A requester and its target; rules are matched against ``who`` and ``where``."""
 
     requester: Identity
     network: str
@@ -61,7 +61,7 @@ class Question:
     where: Reached | None = field(init=False)  # None: a name
 
     def __post_init__(self) -> None:
-        # Once, and not for every rule.
+        # Computed once, not for every rule.
         host = self.target.host
         object.__setattr__(self, "who", str(self.requester))
         object.__setattr__(self, "where", reached(host) if is_address(host) else None)
@@ -80,10 +80,10 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """What a rule is about: every part that says something has to fit, one of its entries each.
+    """What a rule matches: every given part has to match, by one of its entries.
 
-    ``cidrs`` and ``hosts`` are one part, the destination: an address fits one of the first, a name
-    one of the second.
+    ``cidrs`` and ``hosts`` are one part, the destination: an address matches one of the first, a
+    name one of the second.
     """
 
     requesters: tuple[Pattern, ...] = ()  # of "kind:name"
@@ -94,11 +94,11 @@ class Match:
     ports: tuple[Ports, ...] = ()
 
     def fits(self, asked: Question, address: IpAddress | None = None) -> bool:
-        """Tell whether all parts do; ``address`` is another that the target means."""
+        """Whether all parts match; ``address`` is an alternative meaning of the target."""
         return self._misfit(asked, address) == ""
 
     def _misfit(self, asked: Question, address: IpAddress | None = None) -> str:
-        """The first part that does not fit; empty when all do."""
+        """The first part that does not match; empty if all do."""
         if self.ports:
             port = asked.target.port
             if not any(it.low <= port <= it.high for it in self.ports):
@@ -117,7 +117,7 @@ class Match:
         return "" if any(address in cidr for cidr in self.cidrs) else "cidrs"
 
     def misfit(self, asked: Question) -> str:
-        """Say which part does not fit; empty when all do."""
+        """A message about the part that does not match; empty if all do."""
         host = asked.target.host
         match self._misfit(asked):
             case "ports":
@@ -147,7 +147,7 @@ def _covered(patterns: tuple[Pattern, ...], text: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRule:
-    """One rule; ``where`` is its place, for people."""
+    """One rule; ``where`` is its position, for messages."""
 
     name: str
     effect: Effect
@@ -157,7 +157,7 @@ class PolicyRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What one rule says to a question; ``misfit`` is empty when it matches."""
+    """The result of one rule for a question; ``misfit`` is empty if it matches."""
 
     rule: PolicyRule
     misfit: str
@@ -165,7 +165,7 @@ class Verdict:
 
 
 class Per(Enum):
-    """Who has a pot together."""
+    """The dials that share a pot."""
 
     REQUESTER = "requester"
     NETWORK = "network"
@@ -174,7 +174,7 @@ class Per(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """How much, for whom; 0 is no limit. ``bytes_per_s`` is for each direction by itself."""
+    """Limits and whom they apply to; 0 is no limit. ``bytes_per_s`` is per direction."""
 
     name: str
     per: Per = Per.REQUESTER
@@ -187,23 +187,23 @@ class Share:
     where: str = field(default="", compare=False)
 
     def key(self, asked: Question) -> str:
-        """Whose pot of this share it is."""
+        """The key of the pot of this share."""
         if self.per is Per.REQUESTER:
             return asked.who
         return asked.network if self.per is Per.NETWORK else ""
 
     @property
     def rule(self) -> str:
-        """What audit and metrics call it; a rule's name has no slash."""
+        """Its name in audit and metrics; rule names have no slash."""
         return f"share/{self.name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassRule:
-    """Puts what it matches into a class; ``where`` is its place, for people.
+    """Assigns matching dials to a class; ``where`` is its position, for messages.
 
-    ``objects`` are patterns of what a client says that its request is about; a
-    dial that says nothing, or is not believed, fits none.
+    ``objects`` are patterns of the object that a client names for its request; a
+    dial without one, or from an untrusted client, matches none.
     """
 
     name: str
@@ -213,7 +213,7 @@ class ClassRule:
     where: str = field(default="", compare=False)
 
     def fits(self, asked: Question, about: str) -> bool:
-        """Tell whether it decides; ``about`` is the object, empty when none is said."""
+        """Whether it matches; ``about`` is the object, empty without one."""
         if self.objects and not any(it.covers(about, {}) for it in self.objects):
             return False
         return self.match.fits(asked)
@@ -221,10 +221,10 @@ class ClassRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """Every rule in order, and what holds when none matches.
+    """All rules in order, and the default.
 
-    ``shares`` and ``classes`` stand in the same file and say how much of what is allowed, and what
-    goes before what on a link; see rules_shares.py and tunnel/traffic_classes.py.
+    ``shares`` and ``classes`` are in the same file and limit and order what is allowed;
+    see rules_shares.py and tunnel/traffic_classes.py.
     """
 
     rules: tuple[PolicyRule, ...]
@@ -236,12 +236,12 @@ class Policy:
     def decide(self, asked: Question) -> Decision:
         """Find the first rule that matches, or the default.
 
-        Where an address means several, a rule that denies one of them by its ``cidrs`` denies it.
+        If an address has several meanings, a rule whose ``cidrs`` deny one of them denies it.
         """
         return self._decision(asked, self._deciding(asked))
 
     def verdicts(self, asked: Question) -> Iterator[Verdict]:
-        """What every rule says, also those behind the one that decides."""
+        """The result of every rule, including those after the deciding one."""
         deciding = self._deciding(asked)
         for rule in self.rules:
             decides = rule is deciding
@@ -256,7 +256,7 @@ class Policy:
     def _on(self, asked: Question, address: IpAddress) -> Weighed[PolicyRule | None]:
         rule = next((rule for rule in self.rules if rule.match.fits(asked, address)), None)
         if rule is None or not rule.match.cidrs:
-            # It says the same of every address, and so nothing of this one.
+            # It matches every address alike, and so does not distinguish this one.
             return Weighed(OnAddress.UNLISTED, rule)
         allows = rule.effect is Effect.ALLOW
         return Weighed(OnAddress.ALLOWED if allows else OnAddress.DENIED, rule)
@@ -267,7 +267,7 @@ class Policy:
         where = rule.where if rule is not None else self.source
         why = ""
         if effect is Effect.DENY:
-            # Whoever is denied learns the rule's name, and not where this server keeps its files.
+            # The client learns the rule's name, but not the server's file names.
             why = f"rule {name} denies it" if rule is not None else "no rule allows it"
         return Decision(
             allowed=effect is Effect.ALLOW, network=asked.network, rule=name, where=where, why=why
@@ -285,8 +285,8 @@ def decide(
 ) -> Decision:
     """Find the network of a target, and whether it may be dialed there.
 
-    ``asked`` and ``claimed`` are those of Networks.route. Without networks there is no restriction
-    by them, without a policy everything in them is allowed.
+    ``asked`` and ``claimed`` are those of Networks.route. Without networks the network is not
+    restricted, and without a policy everything in them is allowed.
     """
     network = ""
     if networks is not None:
@@ -300,11 +300,11 @@ def decide(
 
 
 def deciding(rules: Iterable[ClassRule], asked: Question, about: str = "") -> ClassRule | None:
-    """The first rule that matches; None: the dial is like any other."""
+    """The first matching rule; None: the class is NORMAL."""
     return next((rule for rule in rules if rule.fits(asked, about)), None)
 
 
 def class_of(policy: Policy | None, asked: Question, about: str = "") -> TrafficClass:
-    """The class of a dial by what its policy says, NORMAL unless a rule says otherwise."""
+    """The class of a dial under a policy, by default NORMAL."""
     rule = deciding(policy.classes, asked, about) if policy is not None else None
     return rule.traffic if rule is not None else NORMAL

@@ -1,9 +1,9 @@
 """Which names are names of Services or of cloud providers' APIs.
 
 In the DNS of a Kubernetes cluster ``name.namespace``, ``name.namespace.svc`` and
-``name.namespace.svc.DOMAIN`` are names of Services, and nothing that merely begins so: HyperShift's
-sidecars take ``foo.bar.example.com`` for the Service bar/foo. With a
-last dot a name is complete (RFC 1034 §3.1): only the third form is one then.
+``name.namespace.svc.DOMAIN`` are names of Services, but no other names with such a prefix:
+HyperShift's sidecars mistake ``foo.bar.example.com`` for the Service bar/foo. A name with a
+final dot is complete (RFC 1034 §3.1): only the third form matches then.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from isthmus.values import is_address
 
-# RFC 1123 §2.1 as Kubernetes has it; names of Services may begin with a digit since 1.34.
+# RFC 1123 §2.1 as in Kubernetes; names of Services may start with a digit since 1.34.
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _SVC = "svc"
 
@@ -42,13 +42,13 @@ class ServiceName:
         return cls(namespace, name)
 
     def dns_name(self, cluster_domain: str) -> str:
-        """The complete name that the cluster's DNS has for it, without a last dot."""
+        """Its complete name in the cluster's DNS, without a final dot."""
         return f"{self.name}.{self.namespace}.{_SVC}.{normal(cluster_domain)}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Service:
-    """What has to be known of a Service to reach it.
+    """The part of a Service that is needed to reach it.
 
     ``addresses`` are its cluster IPs, none for a headless one, whose pods only DNS knows, and for
     an ExternalName, which stands for another name. ``ports`` are its TCP ports by name.
@@ -61,7 +61,7 @@ class Service:
 
     @property
     def headless(self) -> bool:
-        """There is neither an address nor another name."""
+        """Whether it has neither an address nor an external name."""
         return not self.addresses and not self.external_name
 
     def tcp_port(self, name: str, default: int) -> int:
@@ -74,7 +74,7 @@ class Service:
 
 
 def service_name(host: str, cluster_domain: str) -> ServiceName | None:
-    """Read a host name as that of a Service; None when it cannot be one."""
+    """Parse a host name as that of a Service; None if it cannot be one."""
     complete = host.endswith(".")
     name, *rest = normal(host).split(".")
     if not rest:
@@ -89,11 +89,11 @@ def service_name(host: str, cluster_domain: str) -> ServiceName | None:
 
 
 def guest_questions(host: str, cluster_domain: str, *, exists: bool | None) -> tuple[str, ...]:
-    """The complete names to ask the cluster's DNS for, in order, without last dots.
+    """The complete names to query in the cluster's DNS, in order, without final dots.
 
-    There is no search list here: that of this pod is another cluster's. ``name.namespace`` may be
-    a Service or a name of the world: ``exists`` says whether there is such a Service, None when
-    nobody knows.
+    There is no search list here: this pod's belongs to another cluster. ``name.namespace`` may be
+    a Service or an external name: ``exists`` says whether there is such a Service, None if
+    unknown.
     """
     named = service_name(host, cluster_domain)
     plain = normal(host)
@@ -125,10 +125,10 @@ SUFFIXES = (*HYPERSHIFT_SUFFIXES, *GOOGLE_SUFFIXES, *CHINA_SUFFIXES)
 
 
 class CloudApis:
-    """The suffixes of cloud APIs, and the hosts that are none whatever they end in."""
+    """The suffixes of cloud APIs, and hosts that are excluded."""
 
     def __init__(self, more: Iterable[str] = (), never: Iterable[str] = ()) -> None:
-        """``more`` extends the list; each has a dot in front."""
+        """``more`` extends the list; each starts with a dot."""
         self._suffixes = (*SUFFIXES, *map(normal, more))
         self._never = frozenset(map(normal, never))
 
@@ -136,7 +136,7 @@ class CloudApis:
         return f"CloudApis({len(self._suffixes)} suffixes, {len(self._never)} hosts excluded)"
 
     def suffix_of(self, host: str) -> str:
-        """The suffix that makes a host a cloud API; empty when it is none."""
+        """The suffix that makes a host a cloud API; empty if none."""
         if is_address(host):
             return ""
         name = normal(host)
@@ -146,5 +146,5 @@ class CloudApis:
 
 
 def normal(name: str) -> str:
-    """A name as names are compared: in lower case, without its last dot."""
+    """A name normalised for comparison: lower case, without a final dot."""
     return name.lower().removesuffix(".")

@@ -1,10 +1,10 @@
 """Fair shares: how many tunnels, dials per second and bytes per second each may have.
 
-A share (rules_policy.py) says how much, and for whom: ``per`` requester, each has a pot of its own;
+A share (rules_policy.py) has limits and a scope: ``per`` requester, each has its own pot;
 ``per`` network, those of one network have one together; ``per`` share, all that it matches. Of the
-shares of each kind the first that matches applies, so that a dial takes from three pots at most.
-Time comes in as an argument. Shares are read in settings_shares.py; who holds bytes back is
-metered.py.
+shares of each scope the first that matches applies, so a dial takes from three pots at most.
+Time is passed in. settings_shares.py reads shares; metered.py limits the
+rate of bytes.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from enum import Enum
 from isthmus.dial.rules_policy import Per, Question, Share
 from isthmus.text.pacing import TokenBucket
 
-#: Pots that nobody uses are forgotten when there are more than this.
+#: Unused pots are removed when there are more than this.
 MOST_IDLE = 1024
 
 
 class Limit(Enum):
-    """What there can be too much of."""
+    """The limited quantities."""
 
     TUNNELS = "tunnels"
     DIALS = "dials"
 
 
 class Pot:
-    """What one has of one share."""
+    """The use of one share by one key."""
 
     __slots__ = ("dials", "gates", "key", "share", "to_client", "to_target", "tunnels")
 
@@ -38,7 +38,7 @@ class Pot:
         self.dials: TokenBucket | None = None
         self.to_target: TokenBucket | None = None
         self.to_client: TokenBucket | None = None
-        self.gates: object = None  # of whoever holds bytes back
+        self.gates: object = None  # the gates that limit bytes
         self.share = share
         self.become(share, now=now)
 
@@ -46,7 +46,7 @@ class Pot:
         return f"<Pot {self.key or 'of all'} of {self.share.name}, {self.tunnels} tunnels>"
 
     def become(self, share: Share, *, now: float) -> None:
-        """Keep to these limits from now on."""
+        """Switch to these limits."""
         self.share = share
         self.dials = _bucket(self.dials, share.dials_per_s, share.dial_burst, now)
         for way in ("to_target", "to_client"):
@@ -54,7 +54,7 @@ class Pot:
             setattr(self, way, bucket)
 
     def refuse(self, *, now: float) -> Full | None:
-        """Say why there can be no further dial; None: there can."""
+        """Why there can be no further dial; None if there can."""
         share, whose = self.share, self.key or "all"
         if share.max_tunnels and self.tunnels >= share.max_tunnels:
             why = f"{whose} have {share.max_tunnels} tunnels, the most of share {share.name}"
@@ -66,7 +66,7 @@ class Pot:
         return None
 
     def is_idle(self, *, now: float) -> bool:
-        """Nobody would notice if it was made anew."""
+        """Whether it could be recreated without an effect."""
         buckets = (self.dials, self.to_target, self.to_client)
         return not self.tunnels and all(it is None or it.is_full(now=now) for it in buckets)
 
@@ -82,7 +82,7 @@ def _bucket(old: TokenBucket | None, rate: float, burst: float, now: float) -> T
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Full:
-    """A dial is refused: by which limit of which share, and a sentence."""
+    """A refusal of a dial: the share, its limit, and a message."""
 
     share: Share
     limit: Limit
@@ -90,7 +90,7 @@ class Full:
 
 
 class Hold:
-    """What a dial, and then its tunnel, has taken; given back once."""
+    """The amounts taken by a dial and then its tunnel, released once."""
 
     __slots__ = ("_held", "pots")
 
@@ -104,11 +104,11 @@ class Hold:
 
     @property
     def meters(self) -> bool:
-        """Some pot limits the bytes as well."""
+        """Whether a pot limits bytes as well."""
         return any(pot.share.bytes_per_s for pot in self.pots)
 
     def release(self) -> None:
-        """It is over: the next may come."""
+        """Release the amounts, once."""
         if self._held:
             self._held = False
             for pot in self.pots:
@@ -116,7 +116,7 @@ class Hold:
 
 
 def applying(shares: Iterable[Share], asked: Question) -> Iterator[Share]:
-    """The shares that a dial takes from: the first of each kind that matches."""
+    """The shares that apply to a dial: the first match of each scope."""
     seen: set[Per] = set()
     for share in shares:
         if share.per not in seen and share.match.fits(asked):
@@ -125,7 +125,7 @@ def applying(shares: Iterable[Share], asked: Question) -> Iterator[Share]:
 
 
 class ShareTable:
-    """Every pot of a server."""
+    """The pots of a server."""
 
     def __init__(self, shares: Sequence[Share] = ()) -> None:
         self.shares = tuple(shares)
@@ -137,11 +137,11 @@ class ShareTable:
 
     @property
     def pots(self) -> Iterable[Pot]:
-        """All of them."""
+        """All pots."""
         return self._pots.values()
 
     def take(self, asked: Question, *, now: float) -> Hold | Full:
-        """Take a dial out of its pots, all or none."""
+        """Charge a dial to its pots, all or none."""
         pots = [self._pot(share, asked, now) for share in applying(self.shares, asked)]
         for pot in pots:
             full = pot.refuse(now=now)
@@ -150,10 +150,10 @@ class ShareTable:
         return Hold(pots)
 
     def replace(self, shares: Sequence[Share], *, now: float) -> list[Pot]:
-        """Keep to other shares from now on; gives the pots whose limits may have changed.
+        """Switch to other shares; returns the pots whose limits may have changed.
 
-        What is open stays open. A pot goes on with what its share, by its name, now says; one
-        whose share is gone, or is for others together, limits nobody any more.
+        Open tunnels stay open. A pot continues with the new limits of its share, by name; a pot
+        whose share is gone, or has another scope, no longer limits anything.
         """
         after = {share.name: share for share in shares}
         self.shares = tuple(shares)
@@ -176,7 +176,7 @@ class ShareTable:
         return pot
 
     def _sweep(self, now: float) -> None:
-        """Forget pots that nobody uses; seldom, so that it costs a dial nothing to speak of."""
+        """Remove unused pots; rarely, so that the cost per dial is negligible."""
         for key in [key for key, pot in self._pots.items() if pot.is_idle(now=now)]:
             del self._pots[key]
         self._sweep_at = max(MOST_IDLE, 2 * len(self._pots))

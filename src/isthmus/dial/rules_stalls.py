@@ -1,8 +1,8 @@
-"""Why a tunnel does not move, or moves slowly: what a reader took between two looks, in a sentence.
+"""Why a tunnel is stalled or slow: what a reader took between two samples, as a message.
 
-Bytes that wait say nothing by themselves: a slow reader's wait all the time. So whoever looks
-remembers what the reader had taken the last time (``ReaderPace``), the kernel's queue included,
-and only a reader that took nothing has stopped. Pure: time comes in as an argument.
+Waiting bytes alone mean nothing: a slow reader always has some. The caller therefore
+remembers what the reader had taken at the last sample (``ReaderPace``), including the kernel's
+queue, and only a reader that took nothing has stalled. Pure: time is passed in.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from dataclasses import dataclass
 from isthmus.text.units import age, rate, size
 
 STALLED_AFTER_S = 5.0
-#: A reader that takes less has its rate told; one that takes more is nobody's concern.
+#: The rate of a slower reader is reported; a faster one is not a concern.
 SLOW_BELOW_BYTES_S = 1_000_000
-#: Number of looks that a rate is taken from; they are at least a second apart.
+#: Number of samples for a rate, at least a second apart.
 _LOOKS = 16
 _APART_S = 1.0
-#: However long a reader's pauses have been, after this one it has stopped.
+#: A reader that pauses longer has stalled, however long its earlier pauses were.
 _MOST_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Bytes waiting in one direction, and for how long none of them moved.
+    """Bytes waiting in one direction, and how long none of them moved.
 
-    ``full_s`` is for how long there were some at every look. ``rate`` is what is taken in a
-    second, None before a second look. ``no_credit``: they wait for the far side of the link to
-    grant window, so the reader is behind the agent and not at this socket. ``patience_s``: how
-    long a pause may be that is like the last ones.
+    ``full_s`` is how long there were some at every sample. ``rate`` is what is taken per
+    second, None before a second sample. ``no_credit``: they wait for the far side of the link to
+    grant window, so the reader is behind the agent and not at this socket. ``patience_s``: the
+    longest pause that is similar to earlier ones.
     """
 
     bytes: int = 0
@@ -56,7 +56,7 @@ class Held:
 
 
 class ReaderPace:
-    """What one reader took, from look to look, while bytes waited for it."""
+    """What one reader took between samples, while bytes waited for it."""
 
     __slots__ = ("_gaps", "_moved_at", "_points", "_rests_since", "_seen", "_started_at")
 
@@ -67,9 +67,9 @@ class ReaderPace:
         self._points: deque[tuple[float, int]] = deque(maxlen=_LOOKS)
 
     def look(self, *, passed: int, queued: int, now: float) -> None:
-        """See how many bytes went into the kernel so far, and how many of them are still there."""
+        """Sample the bytes passed to the kernel so far, and those still queued there."""
         if self._seen is not None and self._seen != (passed, queued):
-            # Credit comes back in pieces: what is usual between two of them is no stall.
+            # Credit is returned in pieces: a usual pause between two of them is not a stall.
             self._gaps = (self._gaps[1], now - self._moved_at)
             self._moved_at = now
         self._seen = (passed, queued)
@@ -77,12 +77,12 @@ class ReaderPace:
             self._points.append((now, passed - queued))
 
     def rest(self, *, now: float) -> bool:
-        """Nothing waits now; True if nothing has for so long that all this can be forgotten."""
+        """Nothing waits now; True if this has lasted long enough to drop the state."""
         if self._seen is not None:
             self._seen, self._rests_since = None, now
         self._started_at = self._moved_at = now
         rested_s = now - self._rests_since
-        if rested_s >= STALLED_AFTER_S:  # until then it is a reader that caught up for a moment
+        if rested_s >= STALLED_AFTER_S:  # until then the reader only caught up for a moment
             self._points.clear()
         return rested_s >= _MOST_PATIENCE_S
 
@@ -112,9 +112,9 @@ def why_stalled(
     link_stuck_s: float = 0.0,
     after_s: float = STALLED_AFTER_S,
 ) -> str:
-    """Say in one sentence why a tunnel does not move; empty if it does.
+    """A message about why a tunnel does not move; empty if it does.
 
-    A link that makes no progress is named alone: everything on it waits, whoever reads.
+    A stalled link is the only cause named: everything on it waits, whatever the reader.
     """
     if link_stuck_s >= after_s:
         waiting = to_client.bytes + to_target.bytes
@@ -129,7 +129,7 @@ def why_stalled(
 def why_slow(
     *, to_client: Held = _NOTHING, to_target: Held = _NOTHING, after_s: float = STALLED_AFTER_S
 ) -> str:
-    """Say in one sentence whose reading keeps bytes waiting; empty if nobody's does."""
+    """A message about the slow reader; empty if there is none."""
     return " and ".join(
         f"{who} reads slowly{_where(held)}, {_speed(held.rate or 0.0)}; {size(held.bytes)} held"
         for who, held in _sides(to_client, to_target)

@@ -1,6 +1,6 @@
-"""Tokens as files have them: whether it is one, of which kind, and whether it is over.
+"""Tokens in files: whether a text is one, its kind, and whether it has expired.
 
-Nothing here proves anything: whose a token is, only kube-apiserver can tell.
+Nothing here authenticates: only kube-apiserver knows the owner of a token.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import re
 from datetime import UTC, datetime
 
-#: Longer than any token that anybody makes, and shorter than a file given by mistake.
+#: Longer than any real token, and shorter than a file given by mistake.
 MOST_CHARS = 16 * 1024
 _BOOTSTRAP = re.compile(r"[a-z0-9]{6}\.[a-z0-9]{16}", re.ASCII)
 _ALMOST = re.compile(r"[A-Za-z0-9]{1,10}\.[A-Za-z0-9]{1,40}", re.ASCII)
@@ -20,14 +20,14 @@ _PLAIN = re.compile(r"[!-~]+", re.ASCII)
 
 
 def take_token(text: str, *, now: datetime) -> str:
-    """The token of a file: one word; a bootstrap token, a signed one, or of any other kind.
+    """The token in a file: one word; a bootstrap token, a signed one, or any other kind.
 
     Raises:
-        ValueError: it is none, or it expired; the message never shows it.
+        ValueError: not a token, or expired; the message never shows it.
     """
     token = text.strip()
     if not token:
-        raise ValueError("there is no token in it")
+        raise ValueError("it contains no token")
     if len(token) > MOST_CHARS:
         raise ValueError("it is too long for a token")
     if not _PLAIN.fullmatch(token):
@@ -46,7 +46,7 @@ def take_token(text: str, *, now: datetime) -> str:
 
 
 def expiry(token: str) -> datetime | None:
-    """When a JSON web token expires (RFC 7519 §4.1.4); None when it does not say, or is none."""
+    """When a JSON web token expires (RFC 7519 §4.1.4); None if unknown or not such a token."""
     signed = _JWT.fullmatch(token)
     if signed is None:
         return None

@@ -1,10 +1,10 @@
 """Reading the configuration of the connectivity service, of either kind, into one model.
 
 A text has one or several YAML documents, each a ConnectivityServiceConfiguration or an
-EgressSelectorConfiguration; both kinds may stand side by side. Every network is defined once, in
-whatever document. All errors come at once, each as ``name:line:column: field: what``. Text comes
-in: opening files, and looking whether those that a configuration names exist, is
-connectivity_files.py. Imports yaml, which takes its time.
+EgressSelectorConfiguration; both kinds may be mixed. Every network is defined once, in
+any document. All errors are reported at once, each as ``name:line:column: field: what``. Text is
+passed in: connectivity_files.py opens files, and checks those that a configuration
+names. Imports yaml, which is slow.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _EXPECTED = " or ".join(BY_KIND)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentPart:
-    """What one text says; its networks are good only if ``errors`` are none.
+    """The contents of one text; its networks are valid only without ``errors``.
 
-    ``kinds`` are those of its documents, in their order, each with its version. ``kube`` is what
-    kube-apiserver reads of it, the first document, or None if that is not of its own kind.
+    ``kinds`` are the kinds of its documents, in order, each with its version. ``kube`` is what
+    kube-apiserver reads from it, the first document, or None if that has another kind.
     """
 
     drafts: tuple[Draft, ...]
@@ -49,10 +49,10 @@ class DocumentPart:
 
 
 def read(text: str, *, name: str) -> ConnectivityConfig:
-    """Read a configuration; ``name`` is what messages call it, a path as a rule.
+    """Read a configuration; ``name`` is its name in messages, usually a path.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
+        ConfigError: one line for each error, ``name:line:column: field: what``.
     """
     part = read_part(text, name=name)
     config = combine([part])
@@ -61,7 +61,7 @@ def read(text: str, *, name: str) -> ConnectivityConfig:
 
 
 def read_part(text: str, *, name: str) -> DocumentPart:
-    """Read what one text says, and note in the part what is wrong with it.
+    """Parse one text, and record its errors in the part.
 
     Raises:
         ConfigError: it is not YAML at all, or empty.
@@ -97,9 +97,9 @@ def read_part(text: str, *, name: str) -> DocumentPart:
 
 
 def _kind(root: Located) -> DocumentKind | None:
-    """The kind of a document; None when it has none, which is noted."""
+    """The kind of a document; None without one, which is recorded as an error."""
     if not root.is_mapping:
-        # Not the text itself: whoever gives the wrong file may have given that of a token.
+        # Not the text itself: a wrong file may contain a token.
         what = "text" if root.is_text else root.kind
         root.error(f"must be a document of kind {_EXPECTED}, not {what}")
         return None
@@ -134,7 +134,7 @@ def _peek(root: Located, key: str) -> Located | None:
 
 
 def _check_stray_name(root: Located) -> None:
-    """Take a name or metadata at the top away, and say what to delete: samples have them."""
+    """Remove a top-level name or metadata, and report it: published samples have them."""
     stray = [pair for pair in root.node.value if pair[0].value in ("name", "metadata")]
     for key, _ in stray:
         Located(key, "", root.errors).error(
@@ -145,7 +145,7 @@ def _check_stray_name(root: Located) -> None:
 
 
 def combine(parts: Sequence[DocumentPart]) -> ConnectivityConfig:
-    """Put the networks of all parts together; what collides is noted in the later part."""
+    """Combine the networks of all parts; conflicts are recorded in the later part."""
     drafts: dict[str, Draft] = {}
     for draft in (draft for part in parts for draft in part.drafts if draft.network.name):
         name = draft.network.name
@@ -168,7 +168,7 @@ def combine(parts: Sequence[DocumentPart]) -> ConnectivityConfig:
 
 
 def _check_overlaps(drafts: Sequence[Draft]) -> None:
-    """Two CIDRs overlap only when one holds the other; sorted, those that hold come first."""
+    """Two CIDRs overlap only if one contains the other; sorted, containing ones come first."""
     every = [
         _Claim(cidr=one, order=order, at=at, owner=owner)
         for order, (owner, one, at) in enumerate(
@@ -181,7 +181,7 @@ def _check_overlaps(drafts: Sequence[Draft]) -> None:
         while holding and not claim.cidr.overlaps(holding[-1].cidr):
             holding.pop()
         if holding:
-            # The later of the two in the files is told, the earlier is named.
+            # The error is at the later of the two, and names the earlier.
             earlier, later = sorted((claim, holding[-1]), key=lambda one: one.order)
             place = f"{earlier.cidr} of network {earlier.owner} at {earlier.at.where}"
             later.at.error(f"{later.cidr} overlaps {place}")
@@ -190,7 +190,7 @@ def _check_overlaps(drafts: Sequence[Draft]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Claim:
-    """A CIDR that a network says is its own, and the how manieth that is."""
+    """A CIDR that a network claims, with its index."""
 
     cidr: IpNetwork
     order: int
@@ -199,7 +199,7 @@ class _Claim:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """What sorts a CIDR behind those that hold it."""
+        """The sort key that puts a CIDR after those that contain it."""
         return int(self.cidr.network_address), self.cidr.prefixlen
 
 

@@ -1,11 +1,11 @@
-"""Every field of the two kinds of connectivity configuration, declared once, and reading the parts.
+"""The fields of both kinds of connectivity configuration, declared once, and common parsing.
 
-The readers take the names of a mapping's fields from here, wrong names get their suggestions from
-here, ``isthmus config explain`` prints it, and the tables of the reference page are made of it.
-What the fields mean together is in settings_egress_selector.py and settings_connectivity.py.
+The parsers take field names and suggestions for misspelled ones from here,
+``isthmus config explain`` prints them, and the reference page's tables are generated from them.
+settings_egress_selector.py and settings_connectivity.py interpret the fields.
 
-A part keeps the places of what it read, so that what can be told only later (two networks that
-overlap, a file that is not there) is told with its place too.
+A part keeps the positions of what it read, so that later errors (two networks that
+overlap, a missing file) have a position too.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _MAX_PATH_CHARS = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One field: its path without indices, and what may stand there.
+    """One field: its path without indices, and its type.
 
-    ``required`` is empty, "always", or a clause that says when. ``ours`` marks what only Isthmus
+    ``required`` is empty, "always", or a condition. ``ours`` marks fields that only Isthmus
     reads.
     """
 
@@ -57,7 +57,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentKind:
-    """A kind of document: what it is called, in which versions, and its fields in their order."""
+    """A kind of document: its name, versions, and fields in order."""
 
     name: str
     versions: tuple[str, ...]
@@ -93,7 +93,7 @@ def _fields(text: str) -> Iterator[Field]:
 EGRESS = DocumentKind(
     name=EGRESS_SELECTOR,
     versions=("apiserver.k8s.io/v1beta1", "apiserver.k8s.io/v1alpha1"),
-    about="Kubernetes' own: what kube-apiserver reads with --egress-selector-config-file",
+    about="Kubernetes's own, which kube-apiserver reads with --egress-selector-config-file",
     fields=tuple(
         _fields("""
 apiVersion | string | always | apiserver.k8s.io/v1beta1 or apiserver.k8s.io/v1alpha1 ;
@@ -174,7 +174,7 @@ BY_KIND = {kind.name: kind for kind in KINDS}
 
 
 def explain(asked: str) -> str:
-    """What a field is, as text; ``asked`` is a dotted path, with or without its kind in front.
+    """The description of a field; ``asked`` is a dotted path, optionally starting with its kind.
 
     Raises:
         ConfigError: there is no such field; suggests the nearest.
@@ -233,12 +233,12 @@ def table(kind: DocumentKind) -> str:
     return "\n".join([*lines, ""])
 
 
-MAX_UDS_BYTES = 107  # sun_path less its zero
+MAX_UDS_BYTES = 107  # sun_path without its final NUL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedFile:
-    """A file that a field names; whether it exists is for somebody who may look."""
+    """A file that a field names; not checked here."""
 
     at: Located
     path: str
@@ -246,7 +246,7 @@ class NamedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsPart:
-    """The files of one TLS client, each None when it is not given."""
+    """The files of one TLS client, each None if not given."""
 
     ca: NamedFile | None = None
     cert: NamedFile | None = None
@@ -254,13 +254,13 @@ class TlsPart:
 
     @property
     def files(self) -> tuple[NamedFile, ...]:
-        """Those that are given."""
+        """The given files."""
         return tuple(file for file in (self.ca, self.cert, self.key) if file is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """A network as one document says it, with the places of what others may collide with."""
+    """A network from one document, with the positions of values that may conflict with others."""
 
     network: NetworkConfig
     at: Located
@@ -274,7 +274,7 @@ class Draft:
 def fields_of(node: Located, kind: DocumentKind, path: str, required: Sequence[str] = ()) -> Fields:
     """The fields of a mapping at a path of its kind; a null counts as not given.
 
-    A field that belongs elsewhere in the kind is an error that says where.
+    For a field that belongs elsewhere in the kind, the error says where.
     """
     known = kind.keys(path)
     strays = []
@@ -297,20 +297,20 @@ def fields_of(node: Located, kind: DocumentKind, path: str, required: Sequence[s
 
 
 def missing(node: Located, name: str, why: str) -> None:
-    """Note that a field should be there."""
+    """Record that a field is missing."""
     node.inside(node.node, name).error(f"is missing: {why}")
 
 
 def file_of(found: Fields, name: str, path: str) -> NamedFile | None:
-    """The file that a field names; None when it names none."""
+    """The file that a field names; None without one."""
     return NamedFile(at=found[name], path=path) if path else None
 
 
 def choice(node: Located, text: str, words: Sequence[str], hints: dict[str, str]) -> str:
-    """The word if it is one of these; else notes a suggestion, whatever its case, and is empty."""
+    """The word if it is one of these; otherwise records an error with a suggestion."""
     if text in words:
         return text
-    if not text and not node.is_text:  # which was told already
+    if not text and not node.is_text:  # already reported
         return ""
     folded = {word.lower(): word for word in words}
     meant = hints.get(text) or hints.get(text.lower()) or folded.get(text.lower())

@@ -1,8 +1,8 @@
 """Reading KEP-1281's ConnectivityServiceConfiguration: one network in each document.
 
-Fields that the KEP does not have are ours; connectivity_fields.py marks them. Connections are
-mutual TLS by default: plain TCP has to be asked for. Whether files exist is
-connectivity_files.py; a missing client certificate is told when something is dialed, as the
+Fields that are not in the KEP are ours; settings_connectivity_fields.py marks them. Connections are
+mutual TLS by default: plain TCP has to be enabled. connectivity_files.py checks whether files
+exist; a missing client certificate is reported when dialing, because the
 KEP's own sample has none.
 """
 
@@ -57,13 +57,11 @@ _TLS_FIELDS = ("caBundle", "clientCert", "clientKey", "tlsServerName")
 _CUSTOM_FIELDS = ("dialer", "options")
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?", re.ASCII)
 _DIALER = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?", re.ASCII)
-_UNUSED = NetworkConnection(
-    protocol=NetworkProtocol.DIRECT
-)  # nobody looks at it: something was wrong
+_UNUSED = NetworkConnection(protocol=NetworkProtocol.DIRECT)  # placeholder: an error was recorded
 
 
 def read_document(root: Located) -> list[Draft]:
-    """Read the network of one document; what is wrong is noted at its place."""
+    """Read the network of one document; errors are recorded at their positions."""
     required = ("apiVersion", "kind", "connectionService")
     found = fields_of(root, SERVICE, "", required=required)
     return [_service(found["connectionService"])] if "connectionService" in found else []
@@ -210,7 +208,7 @@ def network_name(text: str) -> str:
     """A network's name in lower case.
 
     Raises:
-        ValueError: it is none; a clause that goes behind the text.
+        ValueError: invalid; the message follows the text.
     """
     name = text.lower()
     if not _NAME.fullmatch(name):
@@ -225,7 +223,7 @@ def host(text: str) -> str:
     """A host name, or a suffix that begins with a dot, in lower case and without a last dot.
 
     Raises:
-        ValueError: it is neither; a clause that goes behind the text.
+        ValueError: invalid; the message follows the text.
     """
     if is_address(text):
         raise ValueError("is an address, list it under cidrs")

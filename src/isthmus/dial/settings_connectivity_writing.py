@@ -1,12 +1,12 @@
 """Writing the model as YAML of either kind.
 
 The inverse of settings_connectivity.py. Comments of a file are not in the model and are lost.
-Writing refuses what would lose something, and says what.
+Writing refuses to lose anything else, and says what.
 
-Where an egress selector cannot say what a configuration says, ``propose_egress`` makes the nearest
-one: kube-apiserver knows three networks by name, and two ways to a server (a UNIX socket, and HTTP
-CONNECT over mutual TLS). The rest is changed into one of these or left out, and each change is
-told, because somebody has to act on it.
+If an egress selector cannot express a configuration, ``propose_egress`` makes the nearest
+one: kube-apiserver has three networks by name, and two kinds of connections (a UNIX socket, and
+HTTP CONNECT over mutual TLS). The rest is changed into one of these or left out, and each change is
+reported, because the user has to act on it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def to_connectivity_service(config: ConnectivityConfig) -> str:
 
 
 def to_egress_selector(config: ConnectivityConfig, *, version: str = VERSIONS[0]) -> str:
-    """Write one document of Kubernetes' kind; ``version`` is v1beta1 or v1alpha1.
+    """Write one document of Kubernetes's kind; ``version`` is v1beta1 or v1alpha1.
 
     Raises:
         ConfigError: something would be lost; one line for each.
@@ -77,7 +77,7 @@ def to_egress_selector(config: ConnectivityConfig, *, version: str = VERSIONS[0]
 
 
 def is_lost_by_egress(config: ConnectivityConfig) -> bool:
-    """Whether an egress selector cannot say all of it."""
+    """Whether an egress selector cannot express all of it."""
     return next(_lost_by_egress(config), None) is not None
 
 
@@ -121,7 +121,7 @@ def _lost_by_egress(config: ConnectivityConfig) -> Iterator[tuple[NetworkConfig 
 
 
 def egress_name(name: str) -> str:
-    """What an egress selector calls a network."""
+    """The name of a network in an egress selector."""
     return CONTROL_PLANE if name == MASTER else name
 
 
@@ -153,7 +153,7 @@ def _service_connection(connection: NetworkConnection) -> dict[str, Any]:
 
 
 def url_of(connection: NetworkConnection) -> str:
-    """Where a connection goes, as a url of ConnectivityServiceConfiguration; empty for others."""
+    """The url of a connection in ConnectivityServiceConfiguration; empty for others."""
     if connection.uds:
         return f"{UNIX if connection.uds.startswith('/') else 'unix:'}{connection.uds}"
     if connection.tcp is None:
@@ -186,31 +186,31 @@ def _tls(tls: ClientTls) -> dict[str, str]:
 
 CLIENT_CERT = "/etc/kubernetes/pki/isthmus/client.crt"
 CLIENT_KEY = "/etc/kubernetes/pki/isthmus/client.key"
-#: Stands in the path of a socket for the name of a network.
+#: The placeholder for a network's name in the path of a socket.
 NETWORK = "{network}"
 _MAX_UDS_BYTES = 107
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposalChoices:
-    """What a file may not say: the certificate of kube-apiserver, or a socket instead of TCP."""
+    """Choices not in the file: kube-apiserver's certificate, or a socket instead of TCP."""
 
     client_cert: str = ""
     client_key: str = ""
     uds: str = ""
 
     def check(self) -> None:
-        """Look at what was said.
+        """Check the choices.
 
         Raises:
-            ConfigError: it makes no sense.
+            ConfigError: an invalid value.
         """
         for flag, path in (
             ("client-cert", self.client_cert),
             ("client-key", self.client_key),
             ("uds-name", self.uds),
         ):
-            if not path.isprintable():  # also what the shell gave and is no UTF-8
+            if not path.isprintable():  # includes bytes from the shell that are not UTF-8
                 raise ConfigError(f"--{flag} takes a path in printable UTF-8, not {path!r}")
         check_pair("client-cert", self.client_cert, "client-key", self.client_key)
         longest = self.uds.replace(NETWORK, max(NAMES, key=len))
@@ -222,14 +222,14 @@ class ProposalChoices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressProposal:
-    """What can be written as an egress selector, and each change, one sentence with its place."""
+    """An egress selector, and a message with its position for each change."""
 
     config: ConnectivityConfig
     changes: tuple[str, ...]
 
 
 def propose_egress(config: ConnectivityConfig, choices: ProposalChoices) -> EgressProposal:
-    """Make what an egress selector can say of it; empty where no network is one of its."""
+    """The part that an egress selector can express; empty if that is none."""
     networks: dict[str, NetworkConfig] = {}
     changes: list[str] = []
     for network in config.networks.values():
@@ -242,7 +242,7 @@ def propose_egress(config: ConnectivityConfig, choices: ProposalChoices) -> Egre
 
 
 def _network(network: NetworkConfig, choices: ProposalChoices) -> NetworkConfig | None:
-    """What becomes of a network; None: it is left out."""
+    """The converted network; None: it is left out."""
     if egress_name(network.name) not in NAMES:
         return None
     connection = network.connection
@@ -258,7 +258,7 @@ def _connection(
 ) -> NetworkConnection:
     uds = connection.uds or choices.uds.replace(NETWORK, name)
     if uds:
-        # A server's --mode=grpc takes KEP-1281's own protocol at the same socket.
+        # A server's --mode=grpc also serves KEP-1281's own protocol at the same socket.
         is_connect = connection.protocol is NetworkProtocol.HTTP_CONNECT
         protocol = connection.protocol if is_connect else NetworkProtocol.PACKET
         return NetworkConnection(protocol=protocol, uds=uds)
@@ -270,7 +270,7 @@ def _connection(
 
 
 def _changes(network: NetworkConfig, kept: NetworkConfig | None) -> Iterator[str]:
-    """What differs, and what to do about it."""
+    """The changes, and what to do about them."""
     before = network.connection
     if kept is None:
         if before.protocol is NetworkProtocol.DIRECT:

@@ -1,8 +1,8 @@
-"""What nodes may reach of the control plane: listed destinations, and nothing else.
+"""Destinations of the control plane that nodes may reach: only listed ones.
 
-An address has to be listed, alone or within a network. A name that is listed stands for whatever
-the server itself resolves it to; of a name that is not, only those addresses may be dialed that are
-listed. So a name never leads past the list, and what was looked at is what is dialed.
+An address has to be listed, alone or within a network. A listed name stands for whatever
+the server itself resolves it to; of any other name, only listed addresses may be dialed.
+A name therefore never bypasses the list, and exactly the checked addresses are dialed.
 
     HOST:PORT            a name or an IPv4 address
     [ADDRESS]:PORT       an IPv6 address
@@ -33,21 +33,21 @@ from isthmus.text.addresses import (
 )
 from isthmus.values import HostPort, is_address
 
-#: What is shown instead of a destination where none is listed, or where nothing is listened to.
+#: Shown instead of a destination if none is listed, or if the feature is off.
 UNLISTED = "(unlisted)"
 BY_GATE = "(gate)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Destination:
-    """One that is listed: a name, or addresses, and a port. One of the two is given."""
+    """A listed destination: either a name or addresses, and a port."""
 
     port: int
     name: str = ""
     network: IpNetwork | None = None
 
     def __str__(self) -> str:
-        """As it is typed."""
+        """As typed."""
         if self.network is None:
             return f"{self.name}:{self.port}"
         alone = self.network.prefixlen == self.network.max_prefixlen
@@ -57,11 +57,11 @@ class Destination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ruling:
-    """What may be done about a request.
+    """The decision on a request.
 
-    ``target`` is what to dial instead of what was asked, spelled as the list has it; None: denied.
-    ``by`` is the destination that permits it, or None where that depends on what ``target``, a
-    name, resolves to.
+    ``target`` is what to dial instead of the request, spelled as listed; None: denied.
+    ``by`` is the destination that permits it, or None if that depends on the addresses of
+    ``target``, a name.
     """
 
     target: HostPort | None = None
@@ -72,7 +72,7 @@ DENIED = Ruling()
 
 
 class Destinations:
-    """All that are listed."""
+    """The listed destinations."""
 
     def __init__(self, listed: Iterable[Destination] = ()) -> None:
         self._listed = tuple(listed)
@@ -89,7 +89,7 @@ class Destinations:
         return iter(self._listed)
 
     def judge(self, asked: HostPort) -> Ruling:
-        """Look at what a node asks for, before anything is resolved."""
+        """Decide on a node's request, before resolving anything."""
         if is_address(asked.host):
             where = reached(asked.host)
             by = self._covering(where, asked.port)
@@ -98,15 +98,15 @@ class Destinations:
             return Ruling(target=HostPort(str(where.address), asked.port), by=by)
         by = self._names.get((_plain_name(asked.host), asked.port))
         if by is not None:
-            # As it is listed: with a final dot, or without, a resolver may find another host.
+            # As listed: with or without a final dot, a resolver may find another host.
             return Ruling(target=HostPort(by.name, by.port), by=by)
         if asked.port in self._networks:
             return Ruling(target=asked)
-        return DENIED  # no address of this name could be listed: why ask a resolver
+        return DENIED  # no address of this name could be listed, so it is not resolved
 
     def covering(self, host: str, port: int) -> Destination | None:
-        """The destination that lists an address, not a name; None when none does."""
-        if "%" in host:  # with a zone it means something else on every interface
+        """The destination that lists an address, not a name; None if none does."""
+        if "%" in host:  # with a zone its meaning depends on the interface
             return None
         return self._covering(reached(host), port)
 
@@ -114,7 +114,7 @@ class Destinations:
         own = self._listing(where.address, port)
         if own is not None or not where.translated:
             return own
-        # Which of them a translator means is not known: all have to be listed.
+        # The translator's meaning is unknown: all of them have to be listed.
         found = [self._listing(each, port) for each in where.translated]
         return found[0] if None not in found else None
 
@@ -135,7 +135,7 @@ _CIDR = re.compile(r"(?:\[([0-9A-Fa-f:.]+/[0-9]{1,3})\]|([0-9.]+/[0-9]{1,2}))", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestinationSettings(SettingsBlock):
-    """What nodes may reach; ``check()`` says whether it makes sense."""
+    """What nodes may reach; ``check()`` checks it."""
 
     GO: ClassVar = OURS
 
@@ -151,18 +151,18 @@ class DestinationSettings(SettingsBlock):
 
     @property
     def destinations(self) -> Destinations:
-        """What is listed.
+        """The listed destinations.
 
         Raises:
-            ConfigError: one cannot be read.
+            ConfigError: an entry is invalid.
         """
         return parse_destinations(self.allowed_destination)
 
     def check(self, *, on: bool) -> list[str]:
-        """Read the destinations; gives what is allowed, but hardly meant.
+        """Check the destinations; returns warnings about probably unintended ones.
 
         Raises:
-            ConfigError: one sentence that says what is wrong with which.
+            ConfigError: names the invalid one and says why.
         """
         listed = self.destinations
         warnings = []
@@ -186,7 +186,7 @@ def parse_destinations(texts: Sequence[str]) -> Destinations:
     """Read the values of --allowed-destination.
 
     Raises:
-        ConfigError: one cannot be read; one sentence.
+        ConfigError: an entry is invalid.
     """
     if len(texts) > MAX_DESTINATIONS:
         raise ConfigError(f"{FLAG}: more than {MAX_DESTINATIONS} destinations")
@@ -197,7 +197,7 @@ def parse_destination(text: str) -> Destination:
     """Read one destination.
 
     Raises:
-        ConfigError: it is none; one sentence.
+        ConfigError: invalid.
     """
     try:
         return _destination(text)
@@ -234,5 +234,5 @@ def _network(text: str) -> Destination:
         raise ValueError(f"{written} {error}") from error
     if is_ipv4_range(network):
         raise ValueError("is a range of IPv4 addresses, list it as such")
-    # For the port alone, whose sentences are the same everywhere.
+    # For the port alone, whose messages are the same everywhere.
     return Destination(network=network, port=HostPort.parse(f"any:{port}").port)

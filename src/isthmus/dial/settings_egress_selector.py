@@ -1,13 +1,13 @@
-"""Reading Kubernetes' EgressSelectorConfiguration, as strictly as kube-apiserver itself does.
+"""Reads Kubernetes's EgressSelectorConfiguration, as strictly as kube-apiserver itself does.
 
-What kube-apiserver (v1.36) accepts is accepted and what it refuses is refused, except for URLs and
+It accepts and rejects what kube-apiserver (v1.36) does, except for URLs and
 sockets that pass its checks and then crash it or can never be dialed: those are errors here.
-Whether files exist, which it checks as well, is connectivity_files.py. Its strictness was
-measured with files given to the program; tests/interop/kube/test_egress_files.py does it again.
+connectivity_files.py checks whether files exist, as kube-apiserver does. Its strictness was
+measured with files given to the program; tests/interop/kube/test_egress_files.py repeats this.
 
-Where kube-apiserver's requests go is a table with two answers, what KEP-1281 says and what
-kube-apiserver v1.36 does, which differ in few places; ``note`` says why.
-docs/reference/egress-requests.md is written from it.
+A table lists where kube-apiserver's requests go, according to KEP-1281 and in
+kube-apiserver v1.36, which differ in a few places; ``note`` says why.
+docs/reference/egress-requests.md is generated from it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from isthmus.values import HostPort
 
 CLUSTER = "cluster"
 ETCD = "etcd"
-#: The networks that EgressSelectorConfiguration knows.
+#: The networks of EgressSelectorConfiguration.
 SELECTABLE = (CONTROL_PLANE, CLUSTER, ETCD)
 
 
 class Today(Enum):
-    """What kube-apiserver does that is no network of an egress selector."""
+    """Behaviour of kube-apiserver without a network of an egress selector."""
 
     LOOPBACK = "loopback"
     DIRECT = "direct"
@@ -68,7 +68,7 @@ class RequestKind:
 
     @property
     def differs(self) -> bool:
-        """Whether kube-apiserver does something else than the KEP says."""
+        """Whether kube-apiserver differs from the KEP."""
         return self.today != self.network
 
 
@@ -172,11 +172,11 @@ BY_NAME = {kind.name: kind for kind in KINDS}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What becomes of a request with a given configuration.
+    """What happens to a request with a given configuration.
 
-    ``network`` is the one that is asked for, ``way`` the connection that the configuration has for
-    it, None if it has none. ``today`` says what kube-apiserver does with the same file.
-    ``kind`` is None where a destination was asked for.
+    ``network`` is the requested one, ``way`` its connection in the configuration,
+    None if it has none. ``today`` says what kube-apiserver does with the same file.
+    ``kind`` is None if a destination was requested.
     """
 
     kind: RequestKind | None
@@ -189,9 +189,9 @@ class Explanation:
 def explain(
     kind: RequestKind, config: ConnectivityConfig, kube: ConnectivityConfig | None
 ) -> Explanation:
-    """Say where a kind of request goes.
+    """Explain where a kind of request goes.
 
-    ``kube`` is what kube-apiserver reads of the same file, None where it can read nothing.
+    ``kube`` is what kube-apiserver reads from the same file, None if it cannot read it.
     """
     return Explanation(
         kind=kind,
@@ -205,9 +205,9 @@ def explain(
 def explain_destination(
     target: HostPort, config: ConnectivityConfig, kube: ConnectivityConfig | None
 ) -> list[Explanation]:
-    """Say where a destination is reached: in its network, if the configuration says of any.
+    """Explain how a destination is reached: in its network, if the configuration has one.
 
-    Else that depends on the kind of request, and there is one answer for each network of
+    Otherwise this depends on the kind of request, and there is one answer for each network of
     kube-apiserver, whose note names the kinds.
     """
     if any(one.cidrs or one.hosts for one in config.networks.values()):
@@ -244,7 +244,7 @@ def _today(today: str | Today, kube: ConnectivityConfig | None) -> str:
 
 
 def way_text(connection: NetworkConnection) -> str:
-    """Say how and where a network is reached, in a few words."""
+    """A short text about how and where a network is reached."""
     if connection.protocol is NetworkProtocol.DIRECT:
         return "directly"
     if connection.protocol is NetworkProtocol.CUSTOM:
@@ -269,9 +269,7 @@ _ITEM = "egressSelections"
 _CONNECTION = f"{_ITEM}.connection"
 _TRANSPORT = f"{_CONNECTION}.transport"
 _HINTS = {"http-connect": "HTTPConnect", "konnectivity": "GRPC"}
-_UNUSED = NetworkConnection(
-    protocol=NetworkProtocol.DIRECT
-)  # nobody looks at it: something was wrong
+_UNUSED = NetworkConnection(protocol=NetworkProtocol.DIRECT)  # placeholder: an error was recorded
 
 _CONTROLS = re.compile(r"[\x00-\x20\x7f]")
 _USER = re.compile(r"[A-Za-z0-9\-._:~!$&'()*+,;=%@]*")
@@ -279,7 +277,7 @@ _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 
 def read_document(root: Located) -> list[Draft]:
-    """Read the networks of one document; what is wrong is noted at its place."""
+    """Read the networks of one document; errors are recorded at their positions."""
     found = fields_of(root, EGRESS, "", required=("apiVersion", "kind"))
     items = found[_ITEM].items() if _ITEM in found else []
     return [_selection(item) for item in items]
@@ -319,7 +317,7 @@ def _name(node: Located) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tcp:
-    """What is below tcp, of the right types; checked only when it is used."""
+    """The fields below tcp, of the right types; checked only if used."""
 
     at: Located
     found: Fields
@@ -331,7 +329,7 @@ class _Tcp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Transport:
-    """What is below transport; ``uds`` is None when it is not there."""
+    """The fields below transport; ``uds`` is None if absent."""
 
     at: Located
     tcp: _Tcp | None
@@ -463,10 +461,10 @@ def _by_tcp(tcp: _Tcp) -> tuple[NetworkConnection, TlsPart | None]:
 
 
 def url_target(text: str) -> HostPort:
-    """The host and port of an ``https://`` URL; as in Go a user and a path mean nothing.
+    """The host and port of an ``https://`` URL; as in Go a user and a path are ignored.
 
     Raises:
-        ValueError: it is no URL, or one that could never be dialed; a clause.
+        ValueError: not a URL, or never dialable.
     """
     rest = text.removeprefix("https://")
     cut = re.search(r"[/?#]", rest)

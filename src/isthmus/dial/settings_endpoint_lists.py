@@ -1,11 +1,11 @@
-"""What an agent may dial at all: two lists, of what is allowed and of what is denied.
+"""What an agent may dial: a list of allowed and a list of denied destinations.
 
-The most specific entry that matches decides: the longer prefix, or the longer suffix of a name,
-then the fewer ports; of two that are equal, the one that denies, unless it is there by default. The
-order of entries says nothing.
+The most specific matching entry decides: the longer prefix, or the longer suffix of a name,
+then the fewer ports; of two equal entries the one that denies, unless it is a default. The
+order of entries does not matter.
 
-Both what was asked for and every address that it resolves to are looked at: neither may be denied,
-and where anything is listed as allowed, one of the two has to be.
+Both the requested destination and every address that it resolves to are checked: neither may be
+denied, and if anything is listed as allowed, one of the two has to be.
 
     10.0.0.0/8            a network or an address, of either family
     10.0.0.0/8:443        one port of it, or a range such as 8000-8999
@@ -39,17 +39,17 @@ from isthmus.text.addresses import (
 )
 from isthmus.values import HostPort, is_address
 
-#: What is shown where nothing denies, and nothing allows it either.
+#: Shown if nothing denies the destination, but nothing allows it either.
 UNLISTED = "(not allowed)"
 ALL_PORTS = Ports(1, 65535)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One entry of a list: addresses, or names, and ports.
+    """One entry of a list: addresses or names, and ports.
 
-    Of the two, ``network`` or ``name`` is given. A name that begins with ``*.`` stands for every
-    name below it, and ``*`` alone for every name. ``text`` is how it was typed.
+    Either ``network`` or ``name`` is given. A name that starts with ``*.`` matches every
+    name below it, and ``*`` alone every name. ``text`` is how it was typed.
     """
 
     text: str
@@ -58,7 +58,7 @@ class Entry:
     ports: Ports = ALL_PORTS
 
     def rank(self) -> tuple[int, int]:
-        """How specific it is: more is more."""
+        """How specific it is; larger is more specific."""
         if self.network is not None:
             reach = self.network.prefixlen
         elif self.name.startswith("*"):
@@ -68,7 +68,7 @@ class Entry:
         return reach, self.ports.low - self.ports.high
 
     def has_name(self, name: str) -> bool:
-        """Tell whether it stands for this name, given in small letters, without a final dot."""
+        """Whether it matches this name, given in lower case without a final dot."""
         if self.name.startswith("*"):
             return name.endswith(self.name[1:])
         return name == self.name
@@ -76,14 +76,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointRefusal:
-    """Why something may not be dialed: ``entry`` of the list, and a sentence."""
+    """Why a destination may not be dialed: the ``entry`` of the list, and a message."""
 
     entry: str
     why: str
 
 
 class EndpointLists:
-    """Both lists of an agent; each question costs one look at every entry, and is remembered."""
+    """Both lists of an agent; each query checks every entry, and is cached."""
 
     def __init__(
         self,
@@ -92,29 +92,29 @@ class EndpointLists:
         deny: Iterable[Entry] = (),
         deny_by_default: Iterable[Entry] = (),
     ) -> None:
-        """Take the lists; what is denied by default is allowed by whoever lists exactly that."""
+        """Build the lists; exactly listing a default denial allows it."""
         deny, deny_by_default = tuple(deny), tuple(deny_by_default)
         self.allow = tuple(dict.fromkeys(allow))
         self.deny = tuple(dict.fromkeys((*deny_by_default, *deny)))
-        # The most specific first; what denies before what allows the same.
+        # The most specific first; of equal ones, the denial first.
         both = [(it, AddressVerdict.DENIED) for it in deny]
         both += [(it, AddressVerdict.ALLOWED) for it in self.allow]
         both += [(it, AddressVerdict.DENIED) for it in deny_by_default]
         ranked = sorted(both, key=lambda it: it[0].rank(), reverse=True)  # a stable sort
         self._networks = [it for it in ranked if it[0].network is not None]
         self._names = [it for it in ranked if it[0].network is None]
-        # The same targets are dialed again and again.
+        # Cached, because targets repeat.
         self.refuse_address = lru_cache(maxsize=4096)(self._refuse_address)
 
     def refuse_name(self, name: str, port: int) -> EndpointRefusal | None:
-        """Say why a name may not even be looked up; None: what it resolves to decides."""
+        """Why a name may not be resolved; None: its addresses decide."""
         verdict, by = self._of_name(name, port)
         return (
             _denied(by, name, port) if verdict is AddressVerdict.DENIED and by is not None else None
         )
 
     def refuse_found(self, name: str, host: str, port: int) -> EndpointRefusal | None:
-        """Say why an address that a name resolves to may not be dialed."""
+        """Why an address that a name resolves to may not be dialed."""
         verdict, by = self._of_host(host, port)
         if verdict is AddressVerdict.DENIED and by is not None:
             return _denied(by, host, port)
@@ -122,7 +122,7 @@ class EndpointLists:
         return None if allowed or not self.allow else _unlisted(host, port)
 
     def _refuse_address(self, host: str, port: int) -> EndpointRefusal | None:
-        """Say why an address that was asked for may not be dialed."""
+        """Why a requested address may not be dialed."""
         verdict, by = self._of_host(host, port)
         if verdict is AddressVerdict.DENIED and by is not None:
             return _denied(by, host, port)
@@ -143,7 +143,7 @@ class EndpointLists:
 
     def _of_address(self, address: IpAddress, port: int) -> Weighed[Entry | None]:
         for entry, verdict in self._networks:
-            assert entry.network is not None  # these are those that have one
+            assert entry.network is not None  # these entries have one
             if entry.ports.low <= port <= entry.ports.high and address in entry.network:
                 return Weighed(verdict, entry)
         return Weighed(AddressVerdict.UNLISTED, None)
@@ -166,7 +166,7 @@ def _shown(host: str, port: int) -> str:
 
 
 ALLOW, DENY = "--endpoint-allow", "--endpoint-deny"
-#: Nothing else is denied unless the operator lists it.
+#: Only these are denied unless the operator lists more.
 DENIED_BY_DEFAULT = METADATA
 LOOPBACK = "loopback"
 MAX_ENTRIES = 1000
@@ -179,7 +179,7 @@ _METAVAR = "CIDR|NAME[:PORT[-PORT]]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointSettings(SettingsBlock):
-    """What an agent may dial; ``endpoint_lists`` says whether it makes sense."""
+    """What an agent may dial; ``endpoint_lists`` checks it."""
 
     PREFIX: ClassVar = "endpoint"
     GO: ClassVar = OURS
@@ -210,7 +210,7 @@ class EndpointSettings(SettingsBlock):
         """Both lists, the defaults included.
 
         Raises:
-            ConfigError: an entry cannot be read; one sentence.
+            ConfigError: an entry is invalid.
         """
         return EndpointLists(
             allow=parse_entries(ALLOW, self.allow),
@@ -223,7 +223,7 @@ def parse_entries(flag: str, texts: Sequence[str]) -> list[Entry]:
     """Read the values of a flag.
 
     Raises:
-        ConfigError: one cannot be read; one sentence.
+        ConfigError: an entry is invalid.
     """
     if len(texts) > MAX_ENTRIES:
         raise ConfigError(f"{flag}: more than {MAX_ENTRIES} entries")
@@ -249,14 +249,14 @@ def _entries(text: str) -> Iterator[Entry]:
 
 
 def _split(text: str) -> tuple[str, Ports]:
-    """What is before the ports, without brackets, and the ports."""
+    """The part before the ports, without brackets, and the ports."""
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")) or ":" not in host:
             raise ValueError(f"is not written as {_EXAMPLE}")
         return host, _ports(rest[1:]) if rest else ALL_PORTS
     if text.count(":") > 1:
-        return text, ALL_PORTS  # IPv6 without brackets: there is no port then
+        return text, ALL_PORTS  # IPv6 without brackets has no port
     host, colon, ports = text.partition(":")
     return host, _ports(ports) if colon else ALL_PORTS
 

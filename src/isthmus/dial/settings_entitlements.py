@@ -1,8 +1,8 @@
-"""Reading AgentIdentityBinding, the YAML document that says what agents may claim.
+"""Reads AgentIdentityBinding, the YAML document that limits what agents may claim.
 
-Strict: what is not understood is an error with its place, and all errors come at once. Text comes
-in; opening the file and reading it again is for the caller. Imports yaml, which takes its time:
-import this module only where there is a document to read.
+Strict: anything unknown is an error with its position, and all errors are reported at once. Text
+is passed in; the caller opens and rereads the file. Imports yaml, which is slow:
+import this module only if there is a document to read.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _ACCOUNT = re.compile(r"[^/]+/[^/]+")
 
 
 def parse(text: str, name: str) -> Entitlements:
-    """Read the document; ``name`` is what messages call it, a path as a rule.
+    """Read the document; ``name`` is its name in messages, usually a path.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
+        ConfigError: one line for each error, ``name:line:column: field: what``.
     """
     root = compose(text, name, expected=f"a document of kind {KIND} is expected")
     rules = _document(root)
@@ -82,7 +82,7 @@ def _subject(node: Located) -> tuple[tuple[str, Pattern], ...]:
     theirs, ours = ([key for key in keys if key in found] for keys in _PROOFS)
     if theirs and ours:
         both = f"{theirs[0]} is of a certificate and {ours[0]} of a token"
-        node.error(f"fits nobody: {both}")
+        node.error(f"matches no agent: {both}")
     pairs = []
     for key, value in found.items():
         pattern = value.read(_SUBJECTS.get(key, _glob))

@@ -1,4 +1,4 @@
-"""The settings about nearness: which zone a server is in, and which networks are in which zone."""
+"""The settings for nearness: the server's zone, and the zones of networks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class NearSettings(SettingsBlock):
         """The zones of networks, by network.
 
         Raises:
-            ConfigError: one cannot be read, or a network is in two zones.
+            ConfigError: an entry is invalid, or a network is in two zones.
         """
         found: dict[str, str] = {}
         for text in self.zone_cidr:
@@ -64,7 +64,7 @@ class NearSettings(SettingsBlock):
 
     @property
     def nearness(self) -> Nearness | None:
-        """What is known of zones; None if all agents are as far.
+        """The known zones; None if all agents are equally far.
 
         Raises:
             ConfigError: as zone_cidrs.
@@ -72,20 +72,20 @@ class NearSettings(SettingsBlock):
         return Nearness.of(self.zone, self.zone_cidrs) if self.prefer_near else None
 
     def check(self) -> None:
-        """Read what is given.
+        """Check the settings.
 
         Raises:
-            ConfigError: one of it makes no sense.
+            ConfigError: an invalid value.
         """
         check_zone("--zone", self.zone, empty=True)
         _ = self.zone_cidrs
 
 
 def check_zone(flag: str, zone: str, *, empty: bool = False) -> None:
-    """Refuse what cannot be the name of a zone.
+    """Reject an invalid zone name.
 
     Raises:
-        ConfigError: it names the flag.
+        ConfigError: names the flag.
     """
     if not _ZONE.fullmatch(zone) and not (empty and not zone):
         raise ConfigError(

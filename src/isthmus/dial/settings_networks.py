@@ -1,16 +1,16 @@
 """Cluster networks: which one a target belongs to, and which one an agent is in.
 
-Routing is by the destination's address alone, so networks may not overlap. A name has no address
-here: names are resolved where they are dialed, and which network that is, is said by the client or
-by the agents that stand for the name, never guessed. What may be dialed at all is
-rules_policy.py; the dialer that follows is dial/dialers/by_network.py.
+Routing is by the destination's address alone, so networks must not overlap. A name has no address
+here: names are resolved where they are dialed, and the client or the agents that serve the name
+determine the network; it is never guessed. rules_policy.py decides what may be dialed;
+dial/dialers/by_network.py dials.
 
     NAME=CIDR[,CIDR…][;via=WAY]
-    WAY  agents                     through the agents of the network; what is meant without via
+    WAY  agents                     through the agents of the network; the default
          direct                     from the server itself
          server:PROTOCOL://HOST:PORT[?OPTION=VALUE&…]     through another server, by mutual TLS
          server:PROTOCOL:///PATH[?half-close=false]       the same at a UNIX socket
-         dialer:NAME[?OPTION=VALUE&…]                     by a dialer that somebody else wrote
+         dialer:NAME[?OPTION=VALUE&…]                     by a custom dialer
 
 PROTOCOL is http-connect, konnectivity (its gRPC) or kep (that of KEP-1281). The OPTIONs of a server
 are ca, cert, key, name (in its certificate) and half-close; those of a dialer are its own.
@@ -50,10 +50,10 @@ _MOST_SHOWN = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterNetwork:
-    """A named set of addresses, and the way there; ``via`` None is through its agents.
+    """A named set of addresses, and how to reach it; ``via`` None is through its agents.
 
-    ``keeps_half_close`` is False for a server on the way that keeps none, as konnectivity's; None:
-    it is asked.
+    ``keeps_half_close`` is False for a server that does not preserve half-closes, as
+    konnectivity's; None: detected.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ClusterNetwork:
         return f"{self.name} ({', '.join(map(str, self.cidrs))})"
 
     def holds(self, host: str) -> bool:
-        """Tell whether an address, not a name, is one of the network's."""
+        """Whether an address, not a name, is in the network."""
         where = reached(host)
         if any(where.address in it for it in self.cidrs):
             return True
@@ -76,26 +76,26 @@ class ClusterNetwork:
 
 @dataclass(frozen=True, slots=True)
 class Nowhere:
-    """A target has no network that it may be dialed in; the sentence says why."""
+    """A target has no network to be dialed in; ``why`` is the reason."""
 
     why: str
 
 
 class Networks:
-    """All networks of a server; each address is in one of them at most."""
+    """The networks of a server; each address is in at most one of them."""
 
     def __init__(self, networks: Iterable[ClusterNetwork]) -> None:
-        """Take the networks.
+        """Build the set of networks.
 
         Raises:
-            ValueError: two have the same name or share addresses; the sentence names both.
+            ValueError: two have the same name or share addresses; the message names both.
         """
         self._by_name: dict[str, ClusterNetwork] = {}
         # By version and prefix length, longest first; few networks have few lengths.
         self._tables: dict[tuple[int, int], dict[int, ClusterNetwork]] = {}
         for network in networks:
             if network.name in self._by_name:
-                raise ValueError(f"network {network.name} is there twice")
+                raise ValueError(f"network {network.name} is defined twice")
             self._check_overlaps(network)
             self._by_name[network.name] = network
             for inside in network.cidrs:
@@ -140,7 +140,7 @@ class Networks:
         where = reached(host)
         found = self._holding(where.address)
         if found is None and where.translated:
-            # Which of them a translator means is not known: one network has to have them all.
+            # The translator's meaning is unknown: one network has to contain all of them.
             several = {self._holding(each) for each in where.translated}
             found = several.pop() if len(several) == 1 else None
         return found
@@ -164,10 +164,10 @@ class Networks:
     ) -> ClusterNetwork | Nowhere:
         """Find the network of a target.
 
-        ``asked`` is the network that the client named, or empty; ``claimed(host)`` are the names
-        of the networks in which agents stand for a host name.
+        ``asked`` is the network that the client named, or empty; ``claimed(host)`` the names
+        of the networks in which agents serve a host name.
         """
-        # A client has names of its own: with an egress selector every network here is cluster.
+        # Clients have their own names: with an egress selector every network here is "cluster".
         wanted = self.named(asked) if asked else None
         if not is_address(target.host):
             return wanted or self.only or self._by_claim(target.host, asked, claimed(target.host))
@@ -193,10 +193,10 @@ class Networks:
         )
 
     def network_of_agent(self, network: str, identifiers: Identifiers) -> ClusterNetwork | Nowhere:
-        """Find the one network that an agent may be asked in.
+        """Find the one network of an agent.
 
-        The one that it names. If it names none, the only one there is; with several, the one in
-        which its addresses are: some have to be inside, and none may be in another.
+        The one that it names. If it names none, the only one; with several, the one that contains
+        its addresses: some have to be inside, and none may be in another.
         """
         if network:
             found = self.named(network)
@@ -224,7 +224,7 @@ def _addresses(identifiers: Identifiers) -> Iterator[IpNetwork]:
     hosts = (host for host in identifiers.host if is_address(host))
     for text in (*identifiers.ipv4, *identifiers.ipv6, *identifiers.cidr, *hosts):
         if "%" in text:
-            continue  # a zone means something on one machine only
+            continue  # a zone is valid on one machine only
         yield plain_network(text)
 
 
@@ -241,17 +241,17 @@ class NetworkBackend(ChoosableLink, Protocol):
 
     @property
     def network(self) -> str:
-        """What the agent calls its network; empty when it named none."""
+        """The network that the agent named; empty if none."""
 
 
 B = TypeVar("B", bound=NetworkBackend)
 
 
 class AgentsByNetwork(Agents[B]):
-    """The links that may carry dials, those of each network apart.
+    """The links that may carry dials, grouped by network.
 
-    As a whole it answers for all of them, but it never chooses: that would cross networks. A link
-    that is in no network is counted here and chosen nowhere; ``strayed(link, why)`` hears of it.
+    As a whole it answers for all of them, but never chooses: that would cross networks. A link
+    without a network is counted here but never chosen; ``strayed(link, why)`` is called for it.
     """
 
     def __init__(
@@ -275,11 +275,10 @@ class AgentsByNetwork(Agents[B]):
         return self._within[network]
 
     def standing_for(self, host: str) -> list[str]:
-        """The networks that are reached through agents in which one names this host."""
+        """The networks with an agent that names this host."""
         return [name for name, agents in self._within.items() if agents.stand_for(host)]
 
     def add(self, backend: B) -> None:
-        """A link is up."""
         super().add(backend)
         found = self.networks.network_of_agent(backend.network, backend.identifiers)
         if isinstance(found, Nowhere):
@@ -290,17 +289,16 @@ class AgentsByNetwork(Agents[B]):
             self._within[found.name].add(backend)
 
     def remove(self, backend: B) -> None:
-        """A link is gone."""
         super().remove(backend)
         for agents in self._within.values():
             agents.remove(backend)
 
     def choose(self, target: HostPort, tried: Collection[B] = ()) -> B | None:
-        """Choose nobody: ask ``within`` a network."""
+        """Return None: use ``within`` a network."""
         return None
 
     def ready_by_strategy(self) -> dict[str, int]:
-        """How many agents each strategy could choose from, in all networks together."""
+        """The number of agents that each strategy could choose from, in all networks together."""
         counts: dict[str, int] = {}
         for agents in self._within.values():
             for strategy, count in agents.ready_by_strategy().items():
@@ -314,7 +312,7 @@ MAX_NETWORKS = 1000
 _GROUP = "Networks and policy"
 _EXAMPLE = "east=10.1.0.0/16,fd00:1::/48"
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,61}[a-z0-9])?", re.ASCII)
-# A list's texts come joined by commas or one by one: each network begins with its name.
+# Lists may be joined by commas or repeated: each network starts with its name.
 _BEGINS = re.compile(r",(?=[A-Za-z0-9._-]+=)", re.ASCII)
 _DIALER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", re.ASCII)
 _MAX_UDS_BYTES = 107  # struct sockaddr_un, see programs/server/settings.py
@@ -335,7 +333,7 @@ _HALF_CLOSE = "half-close"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings(SettingsBlock):
-    """Where clients may go and how; ``check()`` says whether it makes sense."""
+    """What clients may reach and how; ``check()`` checks it."""
 
     GO: ClassVar = OURS
 
@@ -362,7 +360,7 @@ class NetworkSettings(SettingsBlock):
         """The networks, or None when there is no restriction.
 
         Raises:
-            ConfigError: one cannot be read, or two overlap.
+            ConfigError: an entry is invalid, or two overlap.
         """
         return parse_networks(self.cluster_network)
 
@@ -370,7 +368,7 @@ class NetworkSettings(SettingsBlock):
         """Read the networks.
 
         Raises:
-            ConfigError: one sentence that says what is wrong with which.
+            ConfigError: names the invalid one and says why.
         """
         _ = self.networks
 
@@ -379,7 +377,7 @@ def parse_networks(texts: Sequence[str]) -> Networks | None:
     """Read the values of --cluster-network; None without any.
 
     Raises:
-        ConfigError: one cannot be read, or two overlap.
+        ConfigError: an entry is invalid, or two overlap.
     """
     if not texts:
         return None
@@ -400,7 +398,7 @@ def parse_network(text: str) -> ClusterNetwork:
     """Read one network.
 
     Raises:
-        ConfigError: it is none; one sentence.
+        ConfigError: invalid.
     """
     try:
         return _network(text)
@@ -497,13 +495,13 @@ def _tls(options: dict[str, str]) -> ClientTls:
         there, missing = ("cert", "key") if "cert" in options else ("key", "cert")
         raise ValueError(f"{there}= needs {missing}= as well")
     if "name" in options:
-        HostPort(options["name"], 1)  # no certificate has anything else
+        HostPort(options["name"], 1)  # certificates have no other names
     named = {field: options[key] for key, field in _TLS_OPTIONS.items() if key in options}
     return ClientTls(**named)
 
 
 def _options(query: str, known: Sequence[str] | None) -> dict[str, str]:
-    """Read ``key=value&…``; any key where ``known`` is None."""
+    """Read ``key=value&…``; any key if ``known`` is None."""
     found: dict[str, str] = {}
     for key, value in parse_qsl(query, keep_blank_values=True, max_num_fields=100):
         if known is not None and key not in known:

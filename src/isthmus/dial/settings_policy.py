@@ -1,8 +1,8 @@
-"""Reading ConnectivityPolicy, the YAML document that says who may dial what.
+"""Reads ConnectivityPolicy, the YAML document that controls which dials are allowed.
 
-Strict: what is not understood is an error with its place, and all errors come at once. Text comes
-in; opening the file and reading it again is for the caller. Imports yaml, which takes its time:
-import this module only where there is a document to read.
+Strict: anything unknown is an error with its position, and all errors are reported at once. Text
+is passed in; the caller opens and rereads the file. Imports yaml, which is slow:
+import this module only if there is a document to read.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _PORTS = re.compile(r"([1-9][0-9]{0,4})(?:-([1-9][0-9]{0,4}))?", re.ASCII)
 
 
 def parse(text: str, name: str) -> Policy:
-    """Read the document; ``name`` is what messages call it, a path as a rule.
+    """Read the document; ``name`` is its name in messages, usually a path.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
+        ConfigError: one line for each error, ``name:line:column: field: what``.
     """
     root = compose(text, name, expected=f"a document of kind {KIND} is expected")
     policy = _document(root, name)
@@ -68,7 +68,7 @@ def _document(root: Located, name: str) -> Policy:
 
 
 def _check_names(nodes: Sequence[Located], rules: Sequence[PolicyRule]) -> None:
-    """Each name once: audit and metrics tell rules apart by it."""
+    """Names are unique, because audit and metrics identify rules by them."""
     first: dict[str, Located] = {}
     for node, rule in zip(nodes, rules, strict=True):
         other = first.setdefault(rule.name, node)
@@ -87,12 +87,12 @@ def _rule(node: Located) -> PolicyRule:
 
 
 def _whom(node: Located) -> Match:
-    """Whom a share is for: a dial has no share of its own by where it goes inside a network."""
+    """The match of a share, which has no destinations within a network."""
     return _match(node, ("requesters", "groups", "networks"))
 
 
 def _match_and_objects(node: Located) -> tuple[Match, tuple[Pattern, ...]]:
-    """What a rule for a class is about: also what the client said, if it is believed."""
+    """The match of a class rule, including the object named by a trusted client."""
     found = _parts(node, (*_MATCH_KEYS, OBJECTS))
     return _match_of(found), found.listed(OBJECTS, _pattern)
 
@@ -104,7 +104,7 @@ def _match(node: Located, keys: Sequence[str] = _MATCH_KEYS) -> Match:
 def _parts(node: Located, keys: Sequence[str]) -> Fields:
     found = node.mapping(keys)
     for value in found.values():
-        # It would match nothing or everything, and whoever reads it cannot tell which.
+        # An empty list is ambiguous: it could match nothing or everything.
         if value.is_list and value.is_empty:
             value.error("is empty; leave it out to match everything")
     return found

@@ -1,4 +1,4 @@
-"""Other servers: who they are (--peer-server), and relaying dials to their agents."""
+"""The settings of other servers (--peer-server), and of relaying dials to their agents."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _MAX_NAME_CHARS = 253
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelaySettings(SettingsBlock):
-    """Whom a server asks that has no agent, and for whom it asks its own.
+    """Which servers are asked to relay, and for which servers this one relays.
 
-    The certificates that are left empty are those for agents; ServerSettings has them.
+    Empty certificate settings default to those for agents; ServerSettings has them.
     """
 
     GO: ClassVar = OURS
@@ -70,10 +70,10 @@ class RelaySettings(SettingsBlock):
     )
 
     def check(self, *, others: bool, agents_ca: str, link: str) -> None:
-        """Hold the flags against each other; ``others``: other servers can be known.
+        """Check the flags; ``others``: whether other servers can be known.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_pair("peer-cert", self.peer_cert, "peer-key", self.peer_key)
         if self.peer_relay and not others:
@@ -85,7 +85,7 @@ class RelaySettings(SettingsBlock):
             raise ConfigError("--peer-relay needs --peer-ca-cert: whom it asks has to prove itself")
         if self.peer_relay_name and not agents_ca:
             raise ConfigError(
-                "--peer-relay-name needs --cluster-ca-cert: without it nobody at the agent port"
+                "--peer-relay-name needs --cluster-ca-cert: without it no peer of the agent port"
                 " proves a name by a certificate"
             )
         if (self.peer_relay or self.peer_relay_name) and link == "grpc":
@@ -96,13 +96,13 @@ class RelaySettings(SettingsBlock):
 
 
 def parse_peers(texts: Sequence[str], *, own: str) -> dict[ServerId, HostPort]:
-    """Read ``ID=HOST:PORT`` texts; our own id among them is left out.
+    """Read ``ID=HOST:PORT`` texts; the entry of our own id is left out.
 
-    So that every replica can have the same flags, our own entry may be there; for the same reason
-    a replica has to know which one it is.
+    All replicas can have the same flags, so our own entry may be present; for that
+    a replica has to know its own id.
 
     Raises:
-        ConfigError: one sentence that says what is wrong with which text.
+        ConfigError: names the invalid text and says why.
     """
     if not texts:
         return {}
@@ -125,10 +125,10 @@ def parse_peers(texts: Sequence[str], *, own: str) -> dict[ServerId, HostPort]:
 
 
 def parse_address(flag: str, text: str) -> HostPort:
-    """Read an address that a flag gives.
+    """Read an address from a flag.
 
     Raises:
-        ConfigError: it is no host and port.
+        ConfigError: not a host and port.
     """
     try:
         return HostPort.parse(text)
@@ -137,7 +137,7 @@ def parse_address(flag: str, text: str) -> HostPort:
 
 
 def check_askable(flag: str, server_id: str) -> None:
-    """An id that agents ask for is a part of an ALPN name."""
+    """Check an id that agents request: it is part of an ALPN name."""
     if not is_askable(server_id):
         raise ConfigError(
             f"{flag}: an id that agents can ask for has 1 to 200 letters, digits, '.', '_' or '-'"

@@ -3,14 +3,14 @@
     shares:
     - name: batch
       match: {groups: [batch]}      # as in rules: requesters, groups, networks
-      per: requester                # or network, or share: who has it together
+      per: requester                # or network, or share: which dials share a limit
       maxTunnels: 100
       dialsPerSecond: 20
-      dialBurst: 40                 # without it, twice as many as in a second
-      bytesPerSecond: 10Mi          # each way
-      burstBytes: 20Mi              # without it, as much as in a second
+      dialBurst: 40                 # default: two seconds' worth
+      bytesPerSecond: 10Mi          # in each direction
+      burstBytes: 20Mi              # default: one second's worth
 
-What a share means is rules_shares.py.
+rules_shares.py implements shares.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from isthmus.settings.options import OURS, SettingsBlock, option
 from isthmus.settings.program import quantity
 from isthmus.values import TrafficClass
 
-if TYPE_CHECKING:  # what a policy is made of is imported when there is one: help needs none
+if TYPE_CHECKING:  # imported only if there is a policy, not for help
     from isthmus.dial.rules_policy import ClassRule, Match, Share
     from isthmus.text.located_yaml import Fields, Located
     from isthmus.text.patterns import Pattern
 
-#: The name of the share that flags make; names in a file have no brackets.
+#: The name of the share from flags; names in a file have no brackets.
 BY_FLAGS = "(flags)"
 MAX_SHARES = 200
 MAX_TUNNELS = 1_000_000
 MIN_DIALS_PER_S, MAX_DIALS_PER_S = 0.01, 1_000_000.0
-#: With less, what one stream has under way would wait for longer than anybody does.
+#: With less, the data in flight of one stream would wait too long.
 MIN_BYTES_PER_S = 64 * 1024
 MAX_BYTES_PER_S = 2**40
 KEYS = (
@@ -50,7 +50,7 @@ def parse_rate(text: str) -> int:
     """Read bytes per second.
 
     Raises:
-        ValueError: it is no number, or not one that can be kept to.
+        ValueError: not a number, or out of range.
     """
     rate = quantity(text)
     if not MIN_BYTES_PER_S <= rate <= MAX_BYTES_PER_S:
@@ -68,7 +68,7 @@ def _burst(text: str) -> int:
 def read_share(
     node: Located, match: Callable[[Located], Match], name: Callable[[str], str]
 ) -> Share:
-    """Read one share; ``match`` and ``name`` read those of a rule, which mean the same."""
+    """Read one share; ``match`` and ``name`` parse those fields as in rules."""
     from isthmus.dial.rules_policy import Match, Per, Share
 
     found = node.mapping(KEYS, required=("name",))
@@ -106,7 +106,7 @@ def _bytes(found: Fields, key: str, parse: Callable[[str], int], default: int) -
 
 
 def check_names(nodes: Sequence[Located], shares: Sequence[Share]) -> None:
-    """Each name once: audit and metrics tell shares apart by it."""
+    """Names are unique, because audit and metrics identify shares by them."""
     first: dict[str, Located] = {}
     for node, share in zip(nodes, shares, strict=True):
         other = first.setdefault(share.name, node)
@@ -116,7 +116,7 @@ def check_names(nodes: Sequence[Located], shares: Sequence[Share]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareSettings(SettingsBlock):
-    """How much each requester may have; a policy file can say more. 0 is no limit."""
+    """Limits of each requester; a policy file can refine them. 0 is no limit."""
 
     GO: ClassVar = OURS
 
@@ -142,10 +142,10 @@ class ShareSettings(SettingsBlock):
 
     @property
     def of_flags(self) -> Share | None:
-        """The share that flags ask for, of every requester; None: they ask for none.
+        """The share from flags, for every requester; None without such flags.
 
         Raises:
-            ConfigError: one is out of range; one sentence.
+            ConfigError: a value is out of range.
         """
         tunnels = self.max_tunnels_per_requester
         dials_per_s = self.max_dials_per_second_per_requester
@@ -181,7 +181,7 @@ def _rate_of_flag(text: str) -> int:
 
 MAX_CLASS_RULES = 100
 CLASS_KEYS = ("name", "class", "match")
-#: What such a rule can match and others cannot.
+#: The matcher that only class rules have.
 OBJECTS = "objects"
 
 
@@ -190,7 +190,7 @@ def read_class(
     match: Callable[[Located], tuple[Match, tuple[Pattern, ...]]],
     name: Callable[[str], str],
 ) -> ClassRule:
-    """Read one rule; ``match`` and ``name`` read those of a rule of the policy, and ``objects``."""
+    """Read one rule; ``match`` and ``name`` parse those fields as in rules, and ``objects``."""
     from isthmus.dial.rules_policy import ClassRule, Match
 
     found = node.mapping(CLASS_KEYS, required=("name", "class"))
@@ -205,7 +205,7 @@ def read_class(
 
 
 def check_class_names(nodes: Sequence[Located], rules: Sequence[ClassRule]) -> None:
-    """Each name once, so that people can tell rules apart by it."""
+    """Names are unique, to identify rules."""
     first: dict[str, Located] = {}
     for node, rule in zip(nodes, rules, strict=True):
         other = first.setdefault(rule.name, node)

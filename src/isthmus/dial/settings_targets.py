@@ -1,9 +1,9 @@
-"""The settings of the connections that an agent takes from its node to the control plane.
+"""The settings of connections that an agent carries from its node to the control plane.
 
     --target=6443:apiserver.example.com:6443      LOCAL_PORT:HOST:PORT (KEP-2025)
 
-Where they are accepted is net/settings_bind.py; whether the server permits a destination is its own
-settings_destinations.py.
+net/settings_bind.py has the local addresses; the server's own
+settings_destinations.py permits destinations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WRITTEN = "LOCAL_PORT:HOST:PORT, such as 6443:apiserver.example.com:6443 or 644
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A port of this node, and what a connection to it reaches beside the server."""
+    """A port of this node, and its destination as seen from the server."""
 
     local_port: int
     destination: HostPort
@@ -36,21 +36,21 @@ class Target:
             raise ValueError(f"port out of range: {self.local_port}")
 
     def __str__(self) -> str:
-        """As it is written in the flag."""
+        """As written in the flag."""
         return f"{self.local_port}:{self.destination}"
 
 
 def parse_target(text: str) -> tuple[Target, str]:
-    """Read ``LOCAL_PORT:HOST:PORT``, an IPv6 address in brackets; with a warning, or "".
+    """Read ``LOCAL_PORT:HOST:PORT``, an IPv6 address in brackets; returns a warning, or "".
 
-    The older order ``HOST:PORT:LOCAL_PORT``, of an earlier draft of the KEP, is read as well, with
-    a warning. Which one is meant is plain whenever there is a host: a host is never a number alone
-    (HostPort takes no such name), so a text that begins with a number and a colon can only be in
-    the order of today, and one that begins with a name, an IPv4 address or a bracket only in the
-    older. Three numbers would fit both and have no host: that is an error which shows both.
+    The older order ``HOST:PORT:LOCAL_PORT``, of an earlier draft of the KEP, is accepted as well,
+    with a warning. The two are unambiguous if there is a host: a host is never only a number
+    (HostPort rejects such a name), so a text that starts with a number and a colon can only be in
+    the current order, and one that starts with a name, an IPv4 address or a bracket only in the
+    older. Three numbers would fit both and have no host: the error shows both readings.
 
     Raises:
-        ConfigError: one sentence that shows the text and says what is wrong.
+        ConfigError: shows the text and says what is wrong.
     """
     first, colon, rest = text.partition(":")
     before, _, last = text.rpartition(":")
@@ -70,7 +70,7 @@ def parse_target(text: str) -> tuple[Target, str]:
 
 
 def _made(text: str, local_port: str, destination: str) -> Target:
-    # A bound on its length, because int() takes its time with long texts.
+    # The length is limited, because int() is slow with long texts.
     if not _is_number(local_port) or len(local_port) > 5 or int(local_port) not in _PORTS:
         raise ConfigError(
             f"{FLAG} {text}: the local port must be from 1 to 65535, not {local_port!r}"
@@ -89,7 +89,7 @@ def parse_targets(texts: Sequence[str]) -> tuple[tuple[Target, ...], list[str]]:
     """Read every target, with the warnings.
 
     Raises:
-        ConfigError: one cannot be read, two want the same local port, or there are too many.
+        ConfigError: an entry is invalid, two have the same local port, or there are too many.
     """
     if len(texts) > MOST_TARGETS:
         raise ConfigError(f"{FLAG} may be given {MOST_TARGETS} times at most, not {len(texts)}")
@@ -109,7 +109,7 @@ def parse_targets(texts: Sequence[str]) -> tuple[tuple[Target, ...], list[str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TargetSettings(SettingsBlock):
-    """What local connections reach; ``check()`` says whether it makes sense."""
+    """The destinations of local connections; ``check()`` checks them."""
 
     GO: ClassVar = OURS
 
@@ -133,15 +133,15 @@ class TargetSettings(SettingsBlock):
         """Every target, in the order given.
 
         Raises:
-            ConfigError: one cannot be read, or two want the same local port.
+            ConfigError: an entry is invalid, or two have the same local port.
         """
         return parse_targets(self.target)[0]
 
     def check(self, *, bind_address: Sequence[str], on: bool) -> list[str]:
-        """Hold the settings of node traffic against each other; gives warnings, each a sentence.
+        """Check the settings of node traffic; returns warnings.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         targets, warnings = parse_targets(self.target)
         given = [

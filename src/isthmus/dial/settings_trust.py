@@ -1,6 +1,6 @@
 """Which certificates and tokens a server trusts: the roles of certificates, and revocation.
 
-How lists of revoked certificates are read is net/revocation.py.
+net/revocation.py reads lists of revoked certificates.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from isthmus.settings.rules_roles import Admits, Role, admits
 from isthmus.text.addresses import is_loopback
 
 AGENT_NAMES, CLIENT_NAMES = "--agent-names", "--client-names"
-#: What --server-auth takes.
+#: The values of --server-auth.
 MTLS, NONE_ON_LOOPBACK = "mtls", "none-on-loopback"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleSettings(SettingsBlock):
-    """Which certificates come as agents and as clients, and whether clients need one."""
+    """Which certificates identify agents and clients, and whether clients need one."""
 
     GO: ClassVar = OURS
 
@@ -56,11 +56,11 @@ class RoleSettings(SettingsBlock):
 
     @property
     def proves_clients(self) -> bool:
-        """Clients of the TCP frontend have to prove who they are."""
+        """Whether clients of the TCP frontend have to authenticate."""
         return self.server_auth == MTLS
 
     def check_frontend_at(self, host: str) -> None:
-        """Refuse an address where others than this machine would be served without proof.
+        """Reject an address at which unauthenticated clients of other machines would be served.
 
         Raises:
             ConfigError: they would be.
@@ -68,15 +68,15 @@ class RoleSettings(SettingsBlock):
         if not (self.proves_clients or is_loopback(host)):
             raise ConfigError(
                 f"--server-auth={NONE_ON_LOOPBACK} needs a --server-bind-address on loopback, such"
-                f" as 127.0.0.1, not {host or 'every address'}: whoever reaches the frontend"
+                f" as 127.0.0.1, not {host or 'every address'}: anyone who reaches the frontend"
                 " reaches what agents reach"
             )
 
     def check_frontend(self, host: str, clients_ca: str) -> None:
-        """Hold a TCP frontend at this address against how its clients prove who they are.
+        """Check the address of a TCP frontend against its authentication.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         self.check_frontend_at(host)
         if not self.proves_clients and clients_ca:
@@ -86,7 +86,7 @@ class RoleSettings(SettingsBlock):
             )
 
     def warnings(self) -> list[str]:
-        """What is allowed for a TCP frontend, but hardly meant."""
+        """Warnings about a valid but probably unintended TCP frontend."""
         if self.proves_clients:
             return []
         return [
@@ -96,34 +96,36 @@ class RoleSettings(SettingsBlock):
 
     @property
     def admits_agents(self) -> Admits:
-        """Whose certificates are an agent's.
+        """The certificates accepted for agents.
 
         Raises:
-            ConfigError: a name is none.
+            ConfigError: an invalid name.
         """
         return read_names(Role.AGENT, AGENT_NAMES, self.agent_names)
 
     @property
     def admits_clients(self) -> Admits:
-        """Whose certificates are a client's.
+        """The certificates accepted for clients.
 
         Raises:
-            ConfigError: a name is none.
+            ConfigError: an invalid name.
         """
         return read_names(Role.CLIENT, CLIENT_NAMES, self.client_names)
 
     def check(self, *, agents_ca: str, clients_ca: str) -> None:
-        """See that names are asked for only where certificates are.
+        """Check that names are required only where certificates are.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         for flag, names, ca_flag, ca in (
             (AGENT_NAMES, self.agent_names, "--cluster-ca-cert", agents_ca),
             (CLIENT_NAMES, self.client_names, "--server-ca-cert", clients_ca),
         ):
             if names and not ca:
-                raise ConfigError(f"{flag} needs {ca_flag}: without it nobody proves a name there")
+                raise ConfigError(
+                    f"{flag} needs {ca_flag}: without it no certificate proves a name there"
+                )
         _ = self.admits_agents, self.admits_clients
 
 
@@ -131,7 +133,7 @@ def read_names(role: Role, flag: str, names: Iterable[str]) -> Admits:
     """Read the names of a flag.
 
     Raises:
-        ConfigError: one is none.
+        ConfigError: an invalid name.
     """
     try:
         return admits(role, flag, names)
@@ -139,14 +141,14 @@ def read_names(role: Role, flag: str, names: Iterable[str]) -> Admits:
         raise ConfigError(f"{flag}: {error}") from error
 
 
-#: What becomes of the link of an agent whose token has expired.
+#: The handling of links whose agent's token has expired.
 KEEP, CUT = "keep", "cut"
 _GROUP = "Revocation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevocationSettings(SettingsBlock):
-    """Whom a server cuts off though their certificates or tokens are not over yet."""
+    """The settings for certificates and tokens revoked before they expire."""
 
     GO: ClassVar = OURS
 
@@ -187,7 +189,7 @@ class RevocationSettings(SettingsBlock):
         """Check that each file of revoked certificates has its authorities.
 
         Raises:
-            ConfigError: one sentence that names the flag that is missing.
+            ConfigError: names the missing flag.
         """
         for flag, crl, ca in (
             ("cluster", self.cluster_crl_file, cluster_ca),

@@ -61,7 +61,7 @@ class ObjectSource(Protocol[T]):
     ) -> AbstractAsyncContextManager[AsyncIterator[WatchEvent[T]]]:
         """Report every change after a version.
 
-        The API ends a watch now and then. A version that is too old is a KubeError with status
+        The API ends watches from time to time. A version that is too old is a KubeError with status
         410, on entry or from the iterator: list again. The caller bounds the silence.
         """
 
@@ -113,7 +113,7 @@ class Leases(Protocol):
     ) -> AbstractAsyncContextManager[AsyncIterator[LeaseEvent]]:
         """Report every change after a version.
 
-        The API ends a watch now and then. A version that is too old is a KubeError with status
+        The API ends watches from time to time. A version that is too old is a KubeError with status
         410, on entry or from the iterator: list again. The caller bounds the silence.
         """
 

@@ -200,7 +200,7 @@ class ServerLink(Link):
     def _report(self, link: Link) -> None:
         if not self.welcomed.done():
             self.welcomed.set_exception(LinkError(self.closed_because, self.stage))
-            self.welcomed.exception()  # marks it as retrieved: it is no error if nothing waits
+            self.welcomed.exception()  # marks it as retrieved: an unread error is fine
         if not self.over.done():
             self.over.set_result(self.closed_because)
 

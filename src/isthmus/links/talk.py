@@ -274,4 +274,4 @@ class Unwelcome(Enum):
     BAD_HELLO = "what it said of itself cannot be read"
     NO_PROOF = "it did not prove who it is"
     NOT_ENTITLED = "who it is may not claim what it claims"
-    TRY_LATER = "nothing is known against it, and nobody can be asked now"
+    TRY_LATER = "no authenticator is reachable now"

@@ -1,7 +1,7 @@
-"""Carriers: connections that carry many streams, plain or by TLS, feeding a session what they read.
+"""Carriers: plain or TLS connections that carry many streams and feed a session.
 
-The session is pure (tunnel/session.py, tunnel/http2.py); who owns both hears of the handshake, of
-broken rules and of the end. Carriers are never paused, each of their streams is.
+The session is pure (tunnel/session.py, tunnel/http2.py); the owner of both is told about the
+handshake, protocol violations and the end. Carriers are never paused; their streams are.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from isthmus.net.tls import TlsSocket
 
 
 class Carried(Protocol):
-    """A session, as its carrier sees it."""
+    """The interface of a session for its carrier."""
 
     def heard(self) -> None:
         """Bytes arrived."""
 
     def receive(self, view: memoryview) -> None:
-        """Take them; raises ProtocolError."""
+        """Process received bytes; raises ProtocolError."""
 
     def flush(self) -> None:
-        """Write out what this batch of events made."""
+        """Write what this batch of events produced."""
 
     def resume(self) -> None:
-        """There is room for more."""
+        """The carrier has room again."""
 
 
 class CarrierOwner(Protocol):
-    """Who made a carrier."""
+    """The owner of a carrier."""
 
     def secured(self) -> None:
         """The TLS handshake is done."""
@@ -43,16 +43,16 @@ class CarrierOwner(Protocol):
         """The TLS handshake failed."""
 
     def violated(self, error: ProtocolError) -> None:
-        """The peer broke the protocol."""
+        """The peer violated the protocol."""
 
     def lost(self, why: str) -> None:
         """The connection is gone, or the peer ended it."""
 
 
 class CarrierBase:
-    """What both kinds of carrier do alike: a mix-in beside a RawSocket, without storage."""
+    """The common part of both carriers: a mix-in for a RawSocket, without storage."""
 
-    if not TYPE_CHECKING:  # a type checker would take them for the only fields
+    if not TYPE_CHECKING:  # a type checker would treat these as the only fields
         __slots__ = ()
 
     poller: Poller
@@ -70,7 +70,7 @@ class CarrierBase:
         self.bytes_in = self.bytes_out = 0
 
     def feed(self, view: memoryview) -> None:
-        """Give the session what was read."""
+        """Pass received bytes to the session."""
         session = self.session
         if session is not None:
             self.bytes_in += len(view)
@@ -93,7 +93,7 @@ class CarrierBase:
             self.session.flush()
 
     def drained(self) -> None:
-        """There is room for more."""
+        """The socket has room again."""
         if self.session is not None:
             self.session.resume()
 
@@ -115,7 +115,7 @@ class PlainCarrier(CarrierBase, RawSocket):
         RawSocket.__init__(self, sock, poller)
 
     def readable(self) -> None:
-        """Read once and feed the session; the poller comes back if more may be there."""
+        """Read once and feed the session; the poller calls again if there may be more."""
         buffer = self.poller.carried
         try:
             size = self.sock.recv_into(buffer)
@@ -150,7 +150,7 @@ class PlainCarrier(CarrierBase, RawSocket):
         return self.put(data)
 
     def say_goodbye(self) -> None:
-        """Close our direction after what is unsent, and read on, unheard, until the peer closes."""
+        """Close our direction after unsent data, and read on, discarding, until the peer closes."""
         self.said_goodbye = True
         self.session = None
         self.shut_write()
@@ -176,15 +176,14 @@ class TlsCarrier(CarrierBase, TlsSocket):
         )
 
     def handshake_done(self) -> None:
-        """Tell the owner, who now knows which protocol it is."""
+        """Tell the owner; the ALPN protocol is now known."""
         self.owner.secured()
 
     def handshake_failed(self, error: ssl.SSLError) -> None:
-        """Tell the owner."""
         self.owner.insecure(error)
 
     def tls_failed(self, error: ssl.SSLError) -> None:
-        """Tell a client that has not heard a word yet: in TLS 1.3 a refusal comes so late."""
+        """Tell the owner if nothing was received yet: TLS 1.3 servers refuse a client this late."""
         if not self.bytes_in and not self.tls.server_side:
             self.owner.insecure(error)
 
@@ -201,9 +200,9 @@ class TlsCarrier(CarrierBase, TlsSocket):
         return self.encrypt(data)
 
     def say_goodbye(self) -> None:
-        """Close our direction after what is unsent, and go on reading until the peer closes its."""
-        # Closing at once would lose what is unsent, and bytes that still arrive would make the
-        # kernel answer with a reset that overtakes even what it had taken.
+        """Close our direction after unsent data, and read on until the peer closes."""
+        # Closing at once would lose unsent data, and bytes that still arrive would make the
+        # kernel send a reset that overtakes even data it had accepted.
         self.said_goodbye = True
         self.close_notify()
         self.shut_write()

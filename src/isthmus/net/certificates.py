@@ -1,9 +1,8 @@
-"""Which certificate files an endpoint uses, and whether they are fit for use.
+"""Reads the certificate files of an endpoint and checks whether they can be used.
 
-``check_files`` turns everything that can be wrong with them into one sentence that names the file.
-It reads dates and usages with the few lines of DER below: ``cryptography`` would cost each server
-and agent 11 MB for two timestamps. Contexts and reloading live in contexts.py, making certificates
-in tools/pki/making.py.
+``check_files`` turns every problem into a one-line error that names the file. It reads dates and
+usages with a few lines of DER below: ``cryptography`` would cost each server and agent 11 MB for
+two timestamps. contexts.py builds and reloads contexts, tools/pki/making.py creates certificates.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ _END = re.compile(rb"-----END (?:X509 |TRUSTED )?CERTIFICATE-----")
 class TlsFiles:
     """The PEM files of one TLS endpoint; an empty string means not given.
 
-    ``labels`` is what sentences call the three files, usually the flags they came by. ``besides``
-    are files with authorities that a dialer trusts besides the system's, where there is no ``ca``.
+    ``labels`` are the names of the three files in errors, usually their flags. ``besides`` are
+    files with authorities that a dialer trusts in addition to the system's, if there is no ``ca``.
     """
 
     cert: str
@@ -51,14 +50,14 @@ class TlsFiles:
 
 
 class Lifetime(NamedTuple):
-    """From when to when a file's certificates are good, as POSIX timestamps."""
+    """The validity of a file's certificates, as POSIX timestamps."""
 
     not_before: float
     not_after: float
 
 
 class _Facts(NamedTuple):
-    """What is read out of one certificate; ``usages`` are DER object identifiers."""
+    """The fields read from one certificate; ``usages`` are DER object identifiers."""
 
     not_before: float
     not_after: float
@@ -70,11 +69,11 @@ def check_files(
 ) -> dict[str, Lifetime]:
     """Check that the files exist, belong together and are valid now (a POSIX timestamp).
 
-    Returns the lifetime of each file, by path: of the certificate that ends it, which is the first
-    of a chain to expire, and the last of a CA file.
+    Returns the validity of each file by path: that of the certificate that limits it, the first
+    of a chain to expire, or the last of a CA file.
 
     Raises:
-        ConfigError: one sentence that names the file and what is wrong with it.
+        ConfigError: one line that names the file and the problem.
     """
     now = time.time() if now is None else now
     found = {}
@@ -92,7 +91,7 @@ def _pair_given(files: TlsFiles, purpose: Purpose) -> bool:
     if files.key and not files.cert:
         raise ConfigError(f"{key_label} {files.key}: given without a {_bare(cert_label)}")
     if purpose == "server" and not files.cert:
-        raise ConfigError(f"{cert_label}: not given, and a TLS server cannot do without")
+        raise ConfigError(f"{cert_label}: required: a TLS server needs a certificate")
     return bool(files.cert)
 
 
@@ -111,12 +110,12 @@ def _check_pair(files: TlsFiles, purpose: Purpose, now: float) -> Lifetime:
     if now < leaf.not_before:
         raise ConfigError(f"{cert}: certificate is not valid before {_day(leaf.not_before)}")
     if leaf.usages and not leaf.usages & _ACCEPTED_USAGES[purpose]:
-        raise ConfigError(f"{cert}: certificate is not made for a TLS {purpose}")
+        raise ConfigError(f"{cert}: certificate cannot be used for a TLS {purpose}")
     return _lifetime(min(chain, key=_end))
 
 
 def _check_ca(name: str, path: str, now: float) -> Lifetime:
-    # One expired CA beside a good one is how CAs are rotated; only all of them is an error.
+    # During rotation an expired CA is next to a valid one; only if all are expired is it an error.
     authorities = _certificates(name, path)
     last = max(authorities, key=_end)
     if now > last.not_after:
@@ -136,20 +135,20 @@ def _lifetime(facts: _Facts) -> Lifetime:
 
 
 def authorities(path: str) -> frozenset[bytes]:
-    """The certificates of a CA file, each as DER: two files share one or they do not.
+    """The certificates of a CA file as DER, to find certificates shared by two files.
 
     Raises:
-        ConfigError: it cannot be read, or is not PEM.
+        ConfigError: the file cannot be read, or is not PEM.
     """
     name = f"CA file {path}"
     try:
         return frozenset(map(_decode, pem_blocks(_read(name, path))))
     except ValueError as exc:
-        raise ConfigError(f"{name}: a certificate in it is damaged") from exc
+        raise ConfigError(f"{name}: contains a damaged certificate") from exc
 
 
 def _openssl_reads(content: bytes) -> bool:
-    """Tell a damaged certificate from a damaged key: OpenSSL names neither in its error."""
+    """Whether the certificate is readable: OpenSSL's error does not tell it from the key."""
     try:
         with as_file(content) as path:
             ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
@@ -162,13 +161,13 @@ def load_pair(context: ssl.SSLContext, files: TlsFiles) -> None:
     """Load certificate and key into a context.
 
     Raises:
-        ConfigError: they cannot be read or do not belong together.
+        ConfigError: unreadable, or the key does not match.
     """
     cert, key = f"{files.labels[0]} {files.cert}", f"{files.labels[1]} {files.key}"
 
     def refuse_password() -> str:
-        # Without this OpenSSL asks for one on the terminal and waits.
-        raise ConfigError(f"{key}: key is encrypted; a key without a passphrase is needed")
+        # Without this callback OpenSSL prompts on the terminal and waits.
+        raise ConfigError(f"{key}: key is encrypted; use a key without a passphrase")
 
     chain, secret = _read(cert, files.cert), _read(key, files.key)
     try:
@@ -192,7 +191,7 @@ def load_authorities(context: ssl.SSLContext, files: TlsFiles) -> None:
     """Load the files with authorities into a context.
 
     Raises:
-        ConfigError: one cannot be read.
+        ConfigError: a file cannot be read.
     """
     for ca in filter(None, (files.ca, *files.besides)):
         name = f"{files.labels[2]} {ca}"
@@ -200,13 +199,13 @@ def load_authorities(context: ssl.SSLContext, files: TlsFiles) -> None:
             with as_file(_read(name, ca)) as path:
                 context.load_verify_locations(cafile=path)
         except OSError as exc:
-            raise ConfigError(f"{name}: cannot be read as certificates") from exc
+            raise ConfigError(f"{name}: contains no readable certificates") from exc
 
 
 _CERT_REASONS = {
-    "EE_KEY_TOO_SMALL": "certificate has a key that is too small to be safe",
-    "CA_MD_TOO_WEAK": "certificate is signed with a digest that is too weak to be safe",
-    "CA_KEY_TOO_SMALL": "a certificate of the chain has a key that is too small to be safe",
+    "EE_KEY_TOO_SMALL": "certificate key is too small",
+    "CA_MD_TOO_WEAK": "certificate is signed with a weak digest",
+    "CA_KEY_TOO_SMALL": "a certificate in the chain has a key that is too small",
 }
 
 
@@ -230,22 +229,22 @@ def _read(name: str, path: str) -> bytes:
 def _certificates(name: str, path: str) -> list[_Facts]:
     blocks = pem_blocks(_read(name, path))
     if not blocks:
-        raise ConfigError(f"{name}: no PEM certificate in it")
+        raise ConfigError(f"{name}: contains no PEM certificate")
     try:
         return [_facts(_decode(block)) for block in blocks]
     except (ValueError, IndexError) as exc:
-        raise ConfigError(f"{name}: a certificate in it is damaged") from exc
+        raise ConfigError(f"{name}: contains a damaged certificate") from exc
 
 
 def pem_blocks(content: bytes) -> list[bytes]:
-    """What is between each begin and the next end; in one pass, whatever is in the file."""
+    """The contents between each begin line and the next end line, in one pass."""
     return [content[begin:end] for (_, begin), (end, _) in pem_places(content, _BEGIN, _END)]
 
 
 def pem_places(
     content: bytes, begin: re.Pattern[bytes], end: re.Pattern[bytes]
 ) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
-    """Where blocks begin and end: the spans of both lines."""
+    """The spans of the begin and end lines of each block."""
     at = 0
     while (first := begin.search(content, at)) is not None:
         last = end.search(content, first.end())
@@ -311,7 +310,7 @@ def _children(content: bytes) -> list[tuple[int, bytes]]:
             octets = size & 0x7F
             size, pos = int.from_bytes(content[pos : pos + octets], "big"), pos + octets
         if pos + size > len(content):
-            raise ValueError("a length points past the end")
+            raise ValueError("a length exceeds the data")
         parts.append((tag, content[pos : pos + size]))
         pos += size
     return parts

@@ -1,6 +1,6 @@
-"""How a child process ended, in words: by itself with a code, or by a signal that is named.
+"""How a child process ended, as text: an exit code, or the name of a signal.
 
-A crash has nothing on its standard error: without this it would read "exit code -11".
+A crash leaves nothing on standard error: without this it would read "exit code -11".
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import signal
 
 
 def ending_of(code: int) -> str:
-    """Say what a return code of ``subprocess`` means: ``exit code 1``, ``killed by SIGSEGV``."""
+    """The meaning of a ``subprocess`` return code: ``exit code 1``, ``killed by SIGSEGV``."""
     if code >= 0:
         return f"exit code {code}"
     try:
@@ -19,5 +19,5 @@ def ending_of(code: int) -> str:
 
 
 def was_killed(code: int) -> bool:
-    """Whether a signal ended it."""
+    """Whether a signal ended the process."""
     return code < 0

@@ -1,8 +1,8 @@
 """Opening TCP connections without a task: one non-blocking socket, or several racing.
 
 asyncio's create_connection() needs a task and a transport, and hides the errno; measured on uvloop
-over loopback, the accepting side in the same loop, it takes 131 µs and this 114. Addresses need no
-resolver and so no await at all. Coroutines wait for a dialer, which tells by callbacks, with
+over loopback, with the accepting side in the same loop, it takes 131 µs and this 114. Addresses
+need no resolver and therefore no await. Coroutines await a dialer, which reports by callbacks, with
 ``reach``.
 """
 
@@ -20,12 +20,12 @@ from isthmus.net.poller import IN, OUT, RDHUP, Poller
 from isthmus.tunnel.end import BaseEnd, Ending
 from isthmus.values import HostPort
 
-#: RFC 8305 §5: start the next address when the one before has not answered for this long.
+#: RFC 8305 §5: start the next address when the previous one has not answered for this long.
 NEXT_ADDRESS_S = 0.25
 
-#: With less than this left when it began, a dial that is late says so, and blames nobody else.
+#: A dial that started with less time than this reports that as the cause when it times out.
 SHORT_S = 0.02
-#: Why a dial failed that had no time at all.
+#: The error of a dial that had no time left.
 SPENT = "the deadline of the dial had passed before it began"
 
 Address = tuple[int, tuple[str, int] | tuple[str, int, int, int]]
@@ -43,7 +43,7 @@ FAILURE_OF_ERRNO = {
     errno.EADDRNOTAVAIL: DialFailure.UNREACHABLE,
     errno.EAFNOSUPPORT: DialFailure.UNREACHABLE,
     errno.EINVAL: DialFailure.UNREACHABLE,  # a scoped address without its scope
-    errno.EPERM: DialFailure.UNREACHABLE,  # a local firewall's verdict
+    errno.EPERM: DialFailure.UNREACHABLE,  # a local firewall
     errno.EACCES: DialFailure.UNREACHABLE,
     errno.EMFILE: DialFailure.TOO_MANY,
     errno.ENFILE: DialFailure.TOO_MANY,
@@ -57,7 +57,7 @@ def literal(host: str, port: int) -> Address:
 
 
 def late(timeout_s: float, waited_for: str) -> str:
-    """Say why a dial that had ``timeout_s`` is late: for what it waited, or that it had no time."""
+    """The error of a dial that timed out: what it waited for, or that it started late."""
     if timeout_s <= 0:
         return SPENT
     if timeout_s < SHORT_S:
@@ -67,11 +67,11 @@ def late(timeout_s: float, waited_for: str) -> str:
 
 
 def _nobody(first: object, second: object) -> None:
-    """Stand in for callbacks that were called."""
+    """Replace callbacks that were called."""
 
 
 class Connecting:
-    """One attempt to reach one of several addresses; tells once, by one of two callbacks."""
+    """One attempt to reach one of several addresses; calls one of two callbacks once."""
 
     __slots__ = (
         "_addresses",
@@ -99,11 +99,11 @@ class Connecting:
         failed: Failed,
         for_peer: bool = True,
     ) -> None:
-        """Call ``connected(sock, events)`` or ``failed(why, detail)``, perhaps at once.
+        """Call ``connected(sock, events)`` or ``failed(why, detail)``, possibly at once.
 
-        ``events`` are those whose edge came with the connection and will not come again.
-        ``for_peer`` False is for a link of the program's own, which may take the descriptors that
-        are kept back.
+        ``events`` are those whose edge arrived with the connection and will not be repeated.
+        ``for_peer`` False is for the program's own links, which may use the reserved
+        descriptors.
         """
         self._open = for_a_peer if for_peer else as_it_is
         self._loop = loop
@@ -122,7 +122,7 @@ class Connecting:
             self._deadline = loop.call_later(timeout_s, self._timed_out)
 
     def cancel(self) -> None:
-        """Give up silently."""
+        """Cancel, without a callback."""
         if not self._done:
             self._finish()
 
@@ -150,8 +150,8 @@ class Connecting:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             error = sock.connect_ex(address)
             if error == errno.EINPROGRESS:
-                # To a target on this very host the handshake is over when the first call returns,
-                # though that call could not know: asking once more saves a turn of the
+                # A handshake with a target on this host completes before the first call returns,
+                # although that call cannot know it: a second call saves an iteration of the
                 # loop. EALREADY is the answer for every other target.
                 error = sock.connect_ex(address)
         except OSError as exc:
@@ -206,7 +206,7 @@ class Connecting:
 
     def _finish(self) -> None:
         self._done = True
-        # Whoever is called back keeps us: without this, neither is freed until a collection.
+        # The callbacks refer to this object: without this, only garbage collection would free both.
         self._connected, self._failed = _nobody, _nobody
         if self._next is not None:
             self._next.cancel()
@@ -222,18 +222,18 @@ Reached = Callable[[Any], None]  # each dialer gives its own kind of end
 
 
 class TunnelResetError(ConnectionResetError):
-    """A tunnel was reset, or lost, somewhere on the way; the message says how it ended."""
+    """A tunnel was reset, or lost, on its path; the message says how it ended."""
 
 
 class Dialing(Protocol):
-    """A dial under way."""
+    """A pending dial."""
 
     def cancel(self) -> None:
-        """Give up silently."""
+        """Cancel, without a callback."""
 
 
 class AnyDialer(Protocol):
-    """Any of our dialers."""
+    """The interface of all dialers."""
 
     def dial(
         self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
@@ -248,9 +248,9 @@ Start = Callable[[float, Reached, Failed], Dialing]
 async def reach(
     start: Start, target: HostPort, timeout_s: float, under_way: set[Failed] | None = None
 ) -> BaseEnd:
-    """Dial, and wait; when cancelled, nothing of the dial is left.
+    """Dial and wait; cancellation cancels the dial.
 
-    ``under_way`` holds, as long as it waits, a call that ends the dial for the reason it is given.
+    While waiting, ``under_way`` contains a function that ends the dial for a given reason.
 
     Raises:
         DialError: the target was not reached.
@@ -279,7 +279,7 @@ async def reach(
     except asyncio.CancelledError:
         dial.cancel()
         if answer.done() and not answer.cancelled() and answer.exception() is None:
-            answer.result().abort(Ending.CANCELLED)  # it came before we heard of it
+            answer.result().abort(Ending.CANCELLED)  # connected before the cancellation
         raise
     finally:
         if under_way is not None:
@@ -287,7 +287,7 @@ async def reach(
 
 
 async def reach_by(dialer: AnyDialer, target: HostPort, timeout_s: float) -> BaseEnd:
-    """Dial a target with nothing to say besides, and wait; see ``reach``."""
+    """Dial a target without metadata and wait; see ``reach``."""
 
     def start(timeout_s: float, reached: Reached, failed: Failed) -> Dialing:
         return dialer.dial(target, timeout_s=timeout_s, reached=reached, failed=failed)

@@ -1,8 +1,8 @@
-"""The gate behind a listening socket: who comes in is counted until its socket is closed.
+"""The gate behind a listening socket, which counts connections until they are closed.
 
-Whoever finds no place is told so in its own protocol by the owner of the port, or reset; the
-kernel's queue never fills with those that nobody will serve. The counting is rules_slots.py.
-Forwarders find here what they do with every connection that they accept, too.
+The owner of the port refuses surplus connections in its own protocol, or resets them, so the
+kernel's queue never fills with connections that will not be served. rules_slots.py counts.
+Forwarders also find here the common handling of accepted connections.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 
 Accept = Callable[[socket.socket], None]
-#: Says why, within a send that does not wait; the socket is closed afterwards.
+#: Sends the reason without blocking; the socket is closed afterwards.
 Refuse = Callable[[socket.socket, AdmissionRefusal, str], None]
 
 
 class AcceptedSocket(socket.socket):
-    """An accepted connection; once it is let in it has a place, until it is closed."""
+    """An accepted connection; once admitted it holds a slot until it is closed."""
 
     __slots__ = ("_places", "source", "uid")
 
@@ -42,13 +42,13 @@ class AcceptedSocket(socket.socket):
         self.uid: int | None = None  # see uid_at
 
     def let_in(self, places: ConnectionSlots, source: str) -> None:
-        """Take a place."""
+        """Take a slot."""
         self._places = places
         self.source = source
         places.enter(source)
 
     def close(self) -> None:
-        """Close, and give the place back, once."""
+        """Close, and release the slot, once."""
         places, self._places = self._places, None
         if places is not None:
             places.leave(self.source)
@@ -56,7 +56,7 @@ class AcceptedSocket(socket.socket):
 
 
 class ConnectionGate:
-    """Lets connections in while there are places; stands for the ``accept`` behind it."""
+    """Admits connections while there are slots; wraps ``accept``."""
 
     def __init__(self, places: ConnectionSlots, accept: Accept, refuse: Refuse) -> None:
         self._places = places
@@ -64,10 +64,9 @@ class ConnectionGate:
         self._refuse = refuse
 
     def __call__(self, sock: socket.socket) -> None:
-        """Take an accepted connection."""
         try:
             source = source_at(sock)
-        except OSError:  # it has left already
+        except OSError:  # the peer has already left
             sock.close()
             return
         guest = admitted(sock, self._places, source, self._refuse)
@@ -78,10 +77,10 @@ class ConnectionGate:
 def admitted(
     sock: socket.socket, places: ConnectionSlots, source: str, refuse: Refuse
 ) -> AcceptedSocket | None:
-    """Give a connection of this source a place; None when it was refused, and is closed."""
+    """Admit a connection of this source; None if it was refused and closed."""
     full = places.refusal(source)
     if full is None:
-        # A listener accepts guests; a worker is handed sockets.
+        # A listener creates AcceptedSockets; a worker receives plain sockets.
         guest = (
             sock
             if isinstance(sock, AcceptedSocket)
@@ -95,21 +94,21 @@ def admitted(
 
 
 def source_of(sock: socket.socket) -> str:
-    """Where a connection comes from, as the gate saw it; empty when it came by none."""
+    """The source of a connection as recorded by the gate; empty without a gate."""
     return sock.source if isinstance(sock, AcceptedSocket) else ""
 
 
 def reset(sock: socket.socket) -> None:
-    """Let the close that follows be a reset, where there is one: nothing waits in the kernel."""
+    """Make the following close a reset, if the protocol has one."""
     if _family_of(sock) != socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
 
 def source_at(sock: socket.socket) -> str:
-    """Where the other end of a connection is: an address, a /64 of IPv6, a user of this machine.
+    """The source of a connection: an address, a /64 of IPv6, or a user of this machine.
 
     Raises:
-        OSError: it has left already.
+        OSError: the peer has already left.
     """
     if _family_of(sock) != socket.AF_UNIX:
         return source_named(str(sock.getpeername()[0]))
@@ -117,12 +116,12 @@ def source_at(sock: socket.socket) -> str:
 
 
 def uid_at(sock: socket.socket) -> int:
-    """Whose the other end of a UNIX socket is; the kernel is asked once about a guest.
+    """The user at the other end of a UNIX socket; the kernel is asked once per AcceptedSocket.
 
-    By uid: a pid is a number in a namespace that may not be ours.
+    Identified by uid: a pid belongs to a namespace that may not be ours.
 
     Raises:
-        OSError: it has left already.
+        OSError: the peer has already left.
     """
     if isinstance(sock, AcceptedSocket) and sock.uid is not None:
         return sock.uid
@@ -134,13 +133,13 @@ def uid_at(sock: socket.socket) -> int:
 
 
 def source_elsewhere(sock: socket.socket) -> str:
-    """As ``source_at``, but everybody on this machine is HERE.
+    """Like ``source_at``, but all connections from this machine are HERE.
 
-    For ports whose clients are mostly its own: they come from one address, and one bound for all
-    of them together would be none by source.
+    For ports that mostly serve their own machine: those clients have one address, and a limit per
+    source would limit all of them together.
 
     Raises:
-        OSError: it has left already.
+        OSError: the peer has already left.
     """
     if _family_of(sock) == socket.AF_UNIX:
         return HERE
@@ -148,29 +147,29 @@ def source_elsewhere(sock: socket.socket) -> str:
     source = source_named(host)
     if source.startswith("127.") or host == "::1":
         return HERE
-    # To an address of its own a machine connects from that address.
+    # A machine connects to its own address from that same address.
     return HERE if host == sock.getsockname()[0] else source
 
 
 @lru_cache(maxsize=1024)
 def source_named(host: str) -> str:
-    """The source that an address belongs to: itself, or a /64 of IPv6."""
+    """The source that an address belongs to: the address, or its /64 of IPv6."""
     if ":" not in host:
         return host
     address = plain_address(host)
     if isinstance(address, IPv4Address):
         return str(address)
-    # Whoever has one address of a /64 has all of them.
+    # A host with one address of a /64 usually has all of them.
     return f"{IPv6Address(int(address) >> 64 << 64)}/64"
 
 
 def endpoint(address: tuple[object, ...]) -> IpPort:
-    """An address of the kernel's as a value: without its zone, IPv4 also on dual-stack sockets."""
+    """A kernel address as a value: without its zone, as IPv4 also on dual-stack sockets."""
     return IpPort(plain_address(str(address[0])), int(str(address[1])))
 
 
 def stay_awake(sock: socket.socket) -> None:
-    """Notice a peer that has gone without a word, and keep the ways of quiet watches open."""
+    """Enable keepalive, to detect silent peers and to keep NAT state of idle watches."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)

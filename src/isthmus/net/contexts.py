@@ -1,8 +1,8 @@
 """TLS contexts: built strictly, and replaced whole when their files change.
 
 A context is never changed after it was built: a failed ``load_cert_chain`` in place breaks every
-later handshake, and CAs can only be added to an old context. A reload makes a new one, for new
-connections; old connections keep theirs. Which files, and whether they are fit, is certificates.py.
+later handshake, and CAs cannot be removed from a context. A reload creates a new one for new
+connections; old connections keep theirs. certificates.py checks the files.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ def server_context(
     cipher_suites: Sequence[str] = (),
     revocations: Revocations | None = None,
 ) -> ssl.SSLContext:
-    """Build the context of a listener; with a CA every client must show a certificate of it.
+    """Build the context of a listener; with a CA every client must present its certificate.
 
-    With ``revocations`` it must be one that is not revoked, too.
+    With ``revocations`` the certificate must not be revoked.
 
     Raises:
         ConfigError: a file, the version or a cipher suite is not usable.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    # A client whose CA was removed must not get in on an old session. The cache that Python
-    # leaves on for TLS 1.2 session ids belongs to this context and goes with it on reload.
+    # A client whose CA was removed must not resume an old session. The cache that Python
+    # enables for TLS 1.2 session ids belongs to this context and is dropped with it on reload.
     context.num_tickets = 0
     _restrict(context, alpn, min_version, cipher_suites)
     load_pair(context, files)
@@ -90,15 +90,15 @@ def client_context(
 ) -> ssl.SSLContext:
     """Build the context of a dialer, which verifies the server's chain and name.
 
-    Without a CA file the system's CAs are trusted, and those of files ``besides``; with a
-    certificate it is shown when asked for.
-    With ``revocations`` a server whose certificate is revoked is refused.
+    Without a CA file the system's CAs and those of ``besides`` are trusted; a
+    certificate is presented when requested.
+    With ``revocations`` a server with a revoked certificate is rejected.
 
     Raises:
         ConfigError: a file, the version or a cipher suite is not usable.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.hostname_checks_common_name = False  # RFC 6125 §6.4.4; Go does not look there either
+    context.hostname_checks_common_name = False  # RFC 6125 §6.4.4; Go ignores it, too
     _restrict(context, alpn, min_version, cipher_suites)
     if files.cert:
         load_pair(context, files)
@@ -112,11 +112,11 @@ def client_context(
 
 
 def offer(context: ssl.SSLContext, alpn: Sequence[str]) -> None:
-    """Say what the next connection of a dialer's context offers.
+    """Set the ALPN names that the next connection of a dialer's context offers.
 
-    The one change that a context survives: OpenSSL copies the names into a client's connection
-    when that is made (SSL_new), so those that are under way keep theirs. A context for each offer
-    would have to read its files again, perhaps while they are being replaced.
+    This is the only safe change of a context: OpenSSL copies the names into a client's connection
+    at its creation (SSL_new), so pending connections keep theirs. A separate context for each offer
+    would have to read its files again, possibly while they are being replaced.
     """
     context.set_alpn_protocols(list(alpn))
 
@@ -128,7 +128,7 @@ def _restrict(
     cipher_suites: Sequence[str],
 ) -> None:
     context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    # A connection cut short must not read as a clean end.
+    # A truncated connection must not read as a clean end.
     context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
     if min_version not in MIN_VERSIONS:
         known = ", ".join(name for name in MIN_VERSIONS if name)
@@ -147,22 +147,22 @@ def _choose_ciphers(context: ssl.SSLContext, names: Sequence[str]) -> None:
     chosen = openssl_ciphers(names)
     if chosen:
         context.set_ciphers(chosen)
-    else:  # as in Go: no suite is left for TLS 1.2, and those of TLS 1.3 are not configurable
+    else:  # as in Go: no TLS 1.2 suite is left, and those of TLS 1.3 are not configurable
         context.minimum_version = ssl.TLSVersion.TLSv1_3
 
 
 def _trust(context: ssl.SSLContext, files: TlsFiles) -> None:
-    # As in Go, whatever the file holds is an anchor, an intermediate CA too.
+    # As in Go, every certificate in the file is a trust anchor, including intermediate CAs.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     load_authorities(context, files)
 
 
 def peer_identity(ssl_object: ssl.SSLObject) -> Identity:
-    """Tell who the verified certificate of the other side names: CN is the name, O the groups.
+    """The identity in the peer's verified certificate: CN is the name, O the groups.
 
-    ANONYMOUS without a certificate, and without a CN as in Kubernetes, though with its other names.
-    Of several CNs the last one counts, as in Go. A name or groups longer than text_limits.py allows
-    prove nobody, either.
+    ANONYMOUS without a certificate, and as in Kubernetes without a CN, though with its other names.
+    Of several CNs the last one counts, as in Go. A name or groups above the limits of
+    text_limits.py give no identity, either.
     """
     certificate = ssl_object.getpeercert() or {}
     # The stubs have one type for every field; the subject is RDNs of (attribute, value) pairs.
@@ -170,7 +170,7 @@ def peer_identity(ssl_object: ssl.SSLObject) -> Identity:
     subject = [pair for rdn in rdns for pair in rdn]
     names = [value for key, value in subject if key == "commonName"]
     found = cast(tuple[tuple[str, object], ...], certificate.get("subjectAltName", ()))
-    # Other kinds say nothing that a rule could name.
+    # Rules cannot refer to other kinds.
     said = (str(v) for k, v in found if k in ("DNS", "IP Address", "URI", "email"))
     sans = tuple(islice((san for san in said if len(san) <= MAX_NAME_BYTES), MAX_SANS))
     if not names or not names[-1]:
@@ -188,10 +188,10 @@ _Stamp = tuple[tuple[int, ...], ...]
 
 
 class HotContext:
-    """A context that follows its files: take ``current`` for each new connection.
+    """A context that follows its files: use ``current`` for each new connection.
 
-    The first one is checked and built here, so a wrong file raises ConfigError before any port
-    opens. Later ``check`` replaces it, or keeps it and says once why.
+    The first context is checked and built here, so an invalid file raises ConfigError before any
+    port opens. Later, ``check`` replaces the context, or keeps it and logs the reason once.
     """
 
     def __init__(self, files: TlsFiles, build: Build, *, purpose: Purpose) -> None:
@@ -201,7 +201,7 @@ class HotContext:
         self._loaded = _stamp(files)
         self._lifetimes: Mapping[str, Lifetime] = check_files(files, purpose=purpose)
         self.current = build(files)
-        self.failures = 0  # states of the files that were said to be bad
+        self.failures = 0  # invalid states of the files that were logged
         self._failure = ""
         self._warned: tuple[_Stamp, str] | None = None
 
@@ -209,14 +209,14 @@ class HotContext:
         return f"HotContext({self._purpose}, {', '.join(self.files.given) or 'system CAs'})"
 
     def certificate_lifetimes(self) -> Mapping[str, Lifetime]:
-        """Return from when to when each file in use is good, by path; reads nothing."""
+        """The validity of each file in use, by path; reads nothing."""
         return self._lifetimes
 
     def check(self, now: float) -> bool:
-        """Look at the files; True if they changed and the new context is in place.
+        """Check the files; True if they changed and the new context is in place.
 
-        Reads files, so it belongs in a thread (see ``watch``). Never raises for what is in them:
-        a failure keeps the old context and is tried again at every check.
+        Reads files, so it belongs in a thread (see ``watch``). Never raises for their contents:
+        a failure keeps the old context and is retried at every check.
         """
         stamp = _stamp(self.files)
         if stamp == self._loaded:
@@ -228,7 +228,7 @@ class HotContext:
         except ConfigError as exc:
             self._failed(stamp, str(exc))
             return False
-        if stamp != _stamp(self.files):  # replaced while we read: it may be half old, half new
+        if stamp != _stamp(self.files):  # replaced while reading: may be a mixture
             return False
         self.current, self._lifetimes, self._loaded = context, lifetimes, stamp
         self._failure, self._warned = "", None
@@ -236,18 +236,18 @@ class HotContext:
         return True
 
     def _failed(self, stamp: _Stamp, sentence: str) -> None:
-        # A new certificate beside a key that is still old, or a file half written, is how files
-        # look while they are replaced: only what a second check finds too is worth a line.
+        # During replacement a new certificate may be next to an old key, or a file half
+        # written: only a failure that a second check confirms is logged.
         persists = sentence == self._failure
         self._failure = sentence
         if persists and self._warned != (stamp, sentence):
             self._warned = (stamp, sentence)
             self.failures += 1
-            log.warning("%s; the files loaded before stay in use", sentence)
+            log.warning("%s; the previously loaded files stay in use", sentence)
 
 
 def _stamp(files: TlsFiles) -> _Stamp:
-    """Tell one state of the files from another, through symbolic links (Kubernetes' ..data)."""
+    """Identify a state of the files, through symbolic links (Kubernetes's ..data)."""
     return tuple([_stamp_of(path) for path in files.given])
 
 
@@ -268,12 +268,12 @@ def _check_all(contexts: Sequence[HotContext]) -> None:
 
 
 async def watch(contexts: Sequence[HotContext], interval_s: float = 1.0) -> None:
-    """Check the contexts for ever, in a thread."""
+    """Check the contexts periodically, in a thread."""
     while True:
         await asyncio.sleep(interval_s)
         await asyncio.to_thread(_check_all, contexts)
 
 
 def lifetimes_of(contexts: Iterable[HotContext]) -> dict[str, Lifetime]:
-    """From when to when each certificate file of these contexts is good, by path."""
+    """The validity of each certificate file of these contexts, by path."""
     return {path: it for hot in contexts for path, it in hot.certificate_lifetimes().items()}

@@ -1,7 +1,7 @@
-"""Many waits of the same length, with one timer for all of them.
+"""Many timeouts of the same length, with one timer for all of them.
 
-A loop timer costs 1.2 µs to set and cancel (timeit), a place in this queue 0.4; the price is that a
-deadline is met a little late (a sixteenth of its length, half a second at most).
+A loop timer costs 1.2 µs to set and cancel (timeit), an entry in this queue 0.4; in return a
+timeout fires a little late (a sixteenth of its length, half a second at most).
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ class Deadlines(Generic[T]):
         return item in self._due
 
     def __iter__(self) -> Iterator[T]:
-        """What waits now, whatever becomes of it meanwhile."""
+        """A snapshot of the waiting items."""
         return iter(list(self._due))
 
     def add(self, item: T) -> None:
-        """Start the wait of an item; one that waits already starts over."""
+        """Start the timeout of an item, or restart it."""
         self._due.pop(item, None)
         self._due[item] = self._loop.time() + self._timeout_s
         if self._timer is None:
             self._timer = self._loop.call_later(self._timeout_s + self._grain_s, self._look)
 
     def remove(self, item: T) -> None:
-        """Stop the wait of an item, if it waits."""
+        """Remove an item, if it is waiting."""
         self._due.pop(item, None)
 
     def take_all(self) -> list[T]:
-        """Stop every wait and give what waited."""
+        """Remove and return all items."""
         items = list(self._due)
         self._due.clear()
         if self._timer is not None:

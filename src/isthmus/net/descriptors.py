@@ -1,9 +1,9 @@
-"""Keeps some descriptors back: peers' connections never take the last ones of a process.
+"""Reserves some descriptors: peers' connections never take the last ones of a process.
 
-Health and admin ports, links, files and whatever else keeps a program in order take any that are
-free; sockets of peers (dials, accepted connections, lookups) go through ``for_a_peer``. The kernel
-gives out the lowest free number, so a number near the limit says that nearly all below are taken:
-nothing is counted, whoever opens what.
+Health and admin ports, links, files and other internal users take any free descriptor; sockets
+of peers (dials, accepted connections, lookups) go through ``for_a_peer``. The kernel assigns
+the lowest free number, so a number near the limit means that nearly all below are taken, and
+nothing needs to be counted.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import resource
 import socket
 from typing import TypeVar
 
-#: What "unlimited" is taken for, and more than which is not asked for.
+#: Used for "unlimited", and the most that is requested.
 MANY = 1_048_576
-#: Kept back where there are enough: two HTTP ports with room for bursts, links, files, pipes.
+#: The reserve, if there are enough: two HTTP ports with room for bursts, links, files, pipes.
 MOST_KEPT_BACK = 256
 _PART = 8
 
@@ -24,23 +24,23 @@ Sock = TypeVar("Sock", bound=socket.socket)
 
 
 def descriptors() -> int:
-    """How many may be open at once."""
+    """The limit of open descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return MANY if soft == resource.RLIM_INFINITY else soft
 
 
 def kept_back(limit: int) -> int:
-    """How many of them are not for peers: an eighth, and 256 at most."""
+    """The reserve that peers cannot use: an eighth, at most 256."""
     return min(MOST_KEPT_BACK, limit // _PART)
 
 
-_edge = 0  # the first number that was kept back when the limit was last asked for
+_edge = 0  # the first reserved number, as of the last check of the limit
 
 
 def is_kept_back(fd: int) -> bool:
-    """Whether a number that was just given out is one of the last, which are not for peers."""
-    # Asking for the limit takes 2 µs, which every dial would pay. A program only ever raises its
-    # own limit, so that a number below the edge stays below it.
+    """Whether a newly assigned number is in the reserve."""
+    # Reading the limit takes 2 µs, which every dial would pay. A program only raises its
+    # own limit, so a number below the edge stays below it.
     global _edge
     if fd < _edge:
         return False
@@ -50,10 +50,10 @@ def is_kept_back(fd: int) -> bool:
 
 
 def for_a_peer(sock: Sock) -> Sock:
-    """Hand back a socket that was just opened for a peer.
+    """Return a socket that was just opened for a peer.
 
     Raises:
-        OSError: EMFILE, too few descriptors are left; the socket is closed.
+        OSError: EMFILE, only the reserve is left; the socket is closed.
     """
     fd = sock.fileno()
     if fd >= _edge and is_kept_back(fd):
@@ -63,5 +63,5 @@ def for_a_peer(sock: Sock) -> Sock:
 
 
 def as_it_is(sock: Sock) -> Sock:
-    """Hand back a socket that is no peer's, but the program's own."""
+    """Return a socket of the program's own."""
     return sock

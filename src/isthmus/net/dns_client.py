@@ -1,10 +1,10 @@
-"""Asks DNS servers for the addresses of one complete name: by UDP, and by TCP what does not fit.
+"""Queries DNS servers for the addresses of one complete name, by UDP and for long answers by TCP.
 
-Both families are asked for at once, from one socket that a lookup has for itself and one server:
-whoever is cancelled closes it, and nothing of the question is left. A server that is silent,
-refuses or has an error is followed by the next (resolv.conf(5)); what is no answer to the question
-is passed over, as an answer may still come. Which names are asked for is resolver.py. Imports
-dnspython, which takes 80 ms: import this where something is asked.
+Both families are queried at once, from one socket per lookup and server: cancelling a lookup
+closes it, and nothing remains. After a server that is silent, refuses or returns an error, the
+next one is asked (resolv.conf(5)); messages that do not answer the question are skipped, because
+the answer may follow. resolver.py chooses the names. Imports
+dnspython, which takes 80 ms: import this module only where it is used.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from isthmus.net.rules_names import ResolvConf
 #: RFC 8305 §3: with addresses of one family there is no long wait for the other.
 OTHER_FAMILY_S = 1.0
 _MOST_ALIASES = 8
-#: An answer by UDP is no longer than EDNS_BYTES; what is cut off here is no answer.
+#: A UDP answer has at most EDNS_BYTES; anything longer is not an answer.
 _MOST_BYTES = 4096
-#: Datagrams in one round that answer nothing; a server that sends more is left for the next.
+#: Unrelated datagrams per round; after more of them the next server is asked.
 _MOST_JUNK = 256
 _KINDS = ("A", "AAAA")
 
 
 class DnsClient:
-    """Asks the servers of a resolv.conf, each time as it is given."""
+    """Queries the servers of a resolv.conf, which is passed with each lookup."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, port: int, *, for_peers: bool = True
     ) -> None:
-        """``for_peers`` False: its sockets may be of the descriptors that are kept back."""
+        """``for_peers`` False: its sockets may use the reserved descriptors."""
         self._loop = loop
         self._port = port
         self._opened = for_a_peer if for_peers else as_it_is
         self._turns = count()
 
     async def addresses(self, conf: ResolvConf, name: str) -> tuple[str, ...]:
-        """Every address of a complete name; none where there is no such name, or it has none.
+        """All addresses of a complete name; empty if the name or its addresses do not exist.
 
         Raises:
-            DnsError: nobody gave an answer that can be used.
+            DnsError: no server gave a usable answer.
         """
         kinds: Sequence[str] = _KINDS if conf.ask_ipv6 else _KINDS[:1]
         for _ in range(_MOST_ALIASES + 1):
@@ -71,7 +71,7 @@ class DnsClient:
 
 
 class _Inquiry:
-    """One name, asked of one server after the other until each family is answered."""
+    """The lookup of one name at one server after the other, until both families are answered."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class _Inquiry:
 
     @property
     def addresses(self) -> list[str]:
-        """What was found, of either family."""
+        """The addresses found, of both families."""
         return [address for answer in self._answers.values() for address in answer.addresses]
 
     @property
@@ -103,10 +103,10 @@ class _Inquiry:
         return {kind: it.ask_also for kind, it in self._answers.items() if it.ask_also}
 
     def result(self) -> tuple[str, ...]:
-        """What there is; one family may fail where the other has addresses.
+        """The addresses; one family may fail if the other has addresses.
 
         Raises:
-            DnsError: there is nothing, and not every family was answered.
+            DnsError: no addresses, and not every family was answered.
         """
         if not self.addresses and self._unanswered:
             raise self._failure or DnsError("no DNS server was asked")
@@ -117,12 +117,12 @@ class _Inquiry:
         return [kind for kind in self._kinds if kind not in self._answers]
 
     async def run(self, servers: Sequence[str]) -> None:
-        """Ask until all is answered, or there are addresses and the rest is late."""
+        """Ask until both are answered, or one has addresses and the other is late."""
         for _ in range(self._conf.attempts):
             for server in servers:
                 try:
                     await self._round(server)
-                except OSError as exc:  # TimeoutError is one, whose text we give
+                except OSError as exc:  # includes TimeoutError, whose text is ours
                     why = exc.strerror or str(exc) or type(exc).__name__
                     self._failure = DnsError(f"DNS server {server}: {why}")
                 if not self._unanswered or self.addresses:
@@ -136,7 +136,7 @@ class _Inquiry:
             await self._by_tcp(server, question(self._name, kind, edns=self._edns))
 
     async def _by_udp(self, server: str) -> list[str]:
-        """Ask for what is missing; the families whose answers are too long for UDP."""
+        """Query the missing families; returns those whose answers are too long for UDP."""
         truncated: list[str] = []
         waiting: dict[int, DnsQuestion] = {}
         due = self._loop.time() + self._conf.timeout_s
@@ -168,7 +168,7 @@ class _Inquiry:
 
     async def _receive(self, sock: socket.socket) -> bytes:
         try:
-            return sock.recv(_MOST_BYTES)  # the other family's answer is mostly here already
+            return sock.recv(_MOST_BYTES)  # the other family's answer has usually arrived
         except BlockingIOError:
             return await self._loop.sock_recv(sock, _MOST_BYTES)
 
@@ -180,7 +180,7 @@ class _Inquiry:
         sock.send(asked.wire)
 
     def _take(self, server: str, asked: DnsQuestion, wire: bytes, truncated: list[str]) -> bool:
-        """Read a message with the right id; False if it is no answer to the question."""
+        """Read a message with the right id; False if it does not answer the question."""
         if is_truncated(wire):
             truncated.append(asked.kind)
             return True
@@ -188,12 +188,12 @@ class _Inquiry:
             self._answers[asked.kind] = read_answer(asked, wire)
         except DnsError as exc:
             if not exc.answered:
-                return False  # somebody else's, or damaged: the right one may still come
+                return False  # spoofed or damaged: the right answer may follow
             self._failure = DnsError(f"DNS server {server}: {exc}", answered=True)
         return True
 
     async def _by_tcp(self, server: str, asked: DnsQuestion) -> None:
-        """Ask for one family.
+        """Query one family.
 
         Raises:
             OSError: the server cannot be reached, closes, or does not answer in time.
@@ -225,7 +225,7 @@ class _Inquiry:
         while len(got) < size:
             more = await self._loop.sock_recv(sock, size - len(got))
             if not more:
-                raise ConnectionResetError("closed the connection before it had answered")
+                raise ConnectionResetError("closed the connection before answering")
             got += more
         return got
 

@@ -1,11 +1,11 @@
 """DNS messages as questions and answers about addresses; dnspython reads and writes them.
 
 The plainest ones are read and written here, in 5 µs each instead of 37 and 76 or more: an ordinary
-name, and an answer that has only its addresses, or none. All others are left to dnspython.
+name, and an answer with only its addresses, or none. dnspython handles all others.
 
-Whatever a server sends is a DnsAnswer or a DnsError, never another exception. Carrying them is
-dns_client.py (UDP) and tunnel_dns.py (through a tunnel). Imports dnspython, so programs that
-resolve nothing should not import this.
+Any server message becomes a DnsAnswer or a DnsError, never another exception.
+dns_client.py (UDP) and tunnel_dns.py (through a tunnel) transport them. Imports dnspython, so
+programs that resolve nothing should not import this.
 """
 
 from __future__ import annotations
@@ -26,35 +26,35 @@ import dns.rdatatype
 
 from isthmus.errors import IsthmusError
 
-#: A server may say what it likes; nothing is believed for longer than this, and nothing shorter.
+#: The limits within which a server's TTL is used.
 MOST_TTL_S = 300
 LEAST_TTL_S = 1
 _MOST_ADDRESSES = 64
-#: What fits through every path without fragments (DNS flag day 2020).
+#: Fits every path without fragmentation (DNS flag day 2020).
 EDNS_BYTES = 1232
 _HEADER_BYTES = 12
 _KINDS = {"A": dns.rdatatype.A, "AAAA": dns.rdatatype.AAAA}
 _FAMILIES = {"A": (socket.AF_INET, 4), "AAAA": (socket.AF_INET6, 16)}
 _IN, _OPT, _SOA = 1, 41, 6
 _NO_ERROR, _NO_SUCH_NAME = 0, 3
-#: RFC 1035 §4.1.4: from here on a byte is no length but the beginning of a pointer.
+#: RFC 1035 §4.1.4: from this value on a byte starts a pointer instead of a length.
 _POINTER = 0xC0
 _MOST_LABEL_BYTES = 63
 _TO_QUESTION = b"\xc0\x0c"
 #: Two names and five numbers (§3.3.13).
 _LEAST_SOA_BYTES = 22
 _OPT_BEGINS = b"\0" + _OPT.to_bytes(2, "big")
-#: RFC 2181 §8: more is read as 0, by dnspython.
+#: RFC 2181 §8: dnspython reads larger values as 0.
 _MOST_PLAIN_TTL_S = 0x7FFFFFFF
 _MOST_NAME_CHARS = 253
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,63}(?:\.[A-Za-z0-9_-]{1,63})*", re.ASCII)
 
 
 class DnsError(IsthmusError):
-    """A name could not be asked for.
+    """A lookup failed.
 
-    ``answered`` tells an answer that is an error (SERVFAIL) from no answer, or one that makes no
-    sense: with an answer, the way to the server works.
+    ``answered`` distinguishes an error answer (SERVFAIL) from no answer or an unreadable one:
+    with an answer, the path to the server works.
     """
 
     def __init__(self, message: str, *, answered: bool = False) -> None:
@@ -64,26 +64,26 @@ class DnsError(IsthmusError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DnsQuestion:
-    """One kind of address of one name, and the id that its answer has to have."""
+    """A query for one kind of address of one name, with the id that its answer must have."""
 
     name: str
     kind: str
     id: int
     wire: bytes
-    #: Its length up to the end of the question section, where the name is a plain one; or 0.
+    #: The length up to the end of the question section if the name is plain, else 0.
     plain_bytes: int = 0
 
     @property
     def message(self) -> dns.message.Message:
-        """It, as dnspython has it."""
+        """The question as a dnspython message."""
         return dns.message.from_wire(self.wire)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DnsAnswer:
-    """What a server says: addresses, or none; ``ttl_s`` is how long that is worth keeping.
+    """A server's answer: addresses, or none; ``ttl_s`` is how long to cache it.
 
-    ``ask_also`` is a name whose addresses the server left out: the last one of its CNAMEs.
+    ``ask_also`` is a name whose addresses the server left out: the last of its CNAMEs.
     """
 
     addresses: tuple[str, ...]
@@ -93,14 +93,14 @@ class DnsAnswer:
 
 
 def question(name: str, kind: str, *, edns: bool = False) -> DnsQuestion:
-    """Ask for addresses of a complete name: kind ``A`` or ``AAAA``.
+    """Create a query for addresses of a complete name: kind ``A`` or ``AAAA``.
 
-    ``edns`` allows for answers by UDP of more than 512 bytes (RFC 6891).
+    ``edns`` allows UDP answers of more than 512 bytes (RFC 6891).
 
     Raises:
-        DnsError: it is no name that DNS can have.
+        DnsError: not a valid DNS name.
     """
-    # Not to be guessed, though TCP is hard to answer for somebody else (RFC 5452 §9.2).
+    # Unpredictable, although spoofing answers over TCP is hard (RFC 5452 §9.2).
     number = secrets.randbelow(65536)
     if len(name) <= _MOST_NAME_CHARS and _PLAIN_NAME.fullmatch(name):
         return _plain_question(name, kind, number, edns)
@@ -111,7 +111,7 @@ def question(name: str, kind: str, *, edns: bool = False) -> DnsQuestion:
             asked.use_edns(0, payload=EDNS_BYTES)
         wire = asked.to_wire()
     except (dns.exception.DNSException, UnicodeError) as exc:
-        raise DnsError(f"{name!r} is no name that DNS can have", answered=True) from exc
+        raise DnsError(f"{name!r} is not a valid DNS name", answered=True) from exc
     return DnsQuestion(name=name, kind=kind, id=number, wire=wire)
 
 
@@ -130,20 +130,20 @@ def wire_id(wire: bytes) -> int:
 
 
 def is_truncated(wire: bytes) -> bool:
-    """A message by UDP has not all of its answer (RFC 1035 §4.1.1, TC); TCP has."""
+    """Whether a UDP answer is truncated (RFC 1035 §4.1.1, TC)."""
     return len(wire) >= _HEADER_BYTES and bool(wire[2] & 0x80) and bool(wire[2] & 0x02)
 
 
 def is_format_error(wire: bytes) -> bool:
-    """The server does not understand the question: perhaps its EDNS (RFC 6891 §7)."""
+    """Whether the server did not understand the question, possibly its EDNS (RFC 6891 §7)."""
     return len(wire) >= _HEADER_BYTES and bool(wire[2] & 0x80) and wire[3] & 0x0F == 1
 
 
 def read_answer(asked: DnsQuestion, wire: bytes) -> DnsAnswer:
-    """Hold a message against the question and read it.
+    """Check that a message answers the question, and read it.
 
     Raises:
-        DnsError: it is no answer to this question, makes no sense, or is an error.
+        DnsError: not an answer to this question, unreadable, or an error.
     """
     plain = _plain_answer(asked, wire) if asked.plain_bytes else None
     if plain is not None:
@@ -151,28 +151,28 @@ def read_answer(asked: DnsQuestion, wire: bytes) -> DnsAnswer:
     try:
         got = dns.message.from_wire(wire)
         if not asked.message.is_response(got):
-            raise DnsError("the answer is not to what was asked")
+            raise DnsError("the answer does not match the question")
         return _read(asked, got)
     except DnsError:
         raise
     except dns.message.ChainTooLong as exc:
-        # Of the name's owner, not of the way there: the tunnel must not be judged by it.
-        raise DnsError("its CNAMEs go in a circle, or are too many", answered=True) from exc
+        # A fault of the zone, not of the path: it says nothing about the tunnel.
+        raise DnsError("its CNAMEs form a loop, or are too many", answered=True) from exc
     except dns.exception.DNSException as exc:
-        raise DnsError(f"the answer makes no sense: {type(exc).__name__}") from exc
-    except Exception as exc:  # whatever bytes can do to a parser
-        raise DnsError("the answer makes no sense") from exc
+        raise DnsError(f"cannot decode the answer: {type(exc).__name__}") from exc
+    except Exception as exc:  # any exception of the parser
+        raise DnsError("cannot decode the answer") from exc
 
 
 def _plain_answer(asked: DnsQuestion, wire: bytes) -> DnsAnswer | None:
-    """Read an answer that is only addresses of the very name, or that there are none.
+    """Read an answer that has only addresses of the name, or says that there are none.
 
-    None: it is more than that, or no answer to the question.
+    None: it contains more, or does not answer the question.
     """
     end = asked.plain_bytes
     if len(wire) < end or wire[:2] != asked.wire[:2] or wire[12:end] != asked.wire[12:end]:
         return None
-    # An answer to a plain query, whole: RFC 1035 §4.1.1.
+    # A complete answer to a plain query: RFC 1035 §4.1.1.
     rcode = wire[3] & 0x0F
     if wire[2] & 0xFA != 0x80 or rcode not in (_NO_ERROR, _NO_SUCH_NAME):
         return None
@@ -191,7 +191,7 @@ def _plain_addresses(
 ) -> DnsAnswer | None:
     family, size = _FAMILIES[asked.kind]
     end = asked.plain_bytes
-    # The name is a pointer to that of the question (§4.1.4) or, as CoreDNS has it, that name again.
+    # The name is a pointer to the question's (§4.1.4) or, as in CoreDNS, the name repeated.
     name = _TO_QUESTION if wire.startswith(_TO_QUESTION, end) else wire[12 : end - 4]
     begins = name + struct.pack("!2H", _KINDS[asked.kind], _IN)
     head = len(begins)
@@ -216,9 +216,9 @@ def _plain_addresses(
 def _plain_denial(
     wire: bytes, end: int, authorities: int, others: int, *, exists: bool
 ) -> DnsAnswer | None:
-    """There is no such name, or it has no such addresses: with one SOA record, or alone.
+    """The name, or such an address of it, does not exist: with one SOA record, or none.
 
-    A name of a search list is denied for every domain but one, so that most answers are this.
+    Most answers are of this kind: a search list is denied for all domains but one.
     """
     ttl_s = MOST_TTL_S
     if authorities:
@@ -229,7 +229,7 @@ def _plain_denial(
         end += 10 + length
         if (kind, of_class) != (_SOA, _IN) or length < _LEAST_SOA_BYTES or len(wire) < end:
             return None
-        # RFC 2308 §5: the record's own TTL or its last field, whichever is less.
+        # RFC 2308 §5: the lesser of the record's own TTL and its last field.
         minimum = int.from_bytes(wire[end - 4 : end], "big")
         if max(ttl, minimum) > _MOST_PLAIN_TTL_S:
             return None
@@ -240,7 +240,7 @@ def _plain_denial(
 
 
 def _name_end(wire: bytes, at: int) -> int:
-    """Where the name that begins here ends; beyond the message, if it is none."""
+    """The end of the name that starts here; beyond the message if invalid."""
     while at < len(wire):
         size = wire[at]
         if size >= _POINTER:
@@ -254,7 +254,7 @@ def _name_end(wire: bytes, at: int) -> int:
 
 
 def _ends_plainly(rest: bytes, others: int) -> bool:
-    """Nothing follows, or one OPT record without options and without an error (RFC 6891 §6.1)."""
+    """Whether nothing follows, or one OPT record without options or error (RFC 6891 §6.1)."""
     if not others:
         return not rest
     return len(rest) == 11 and rest[:3] == _OPT_BEGINS and rest[5:] == b"\0" * 6
@@ -262,24 +262,24 @@ def _ends_plainly(rest: bytes, others: int) -> bool:
 
 def _read(asked: DnsQuestion, got: dns.message.Message) -> DnsAnswer:
     if got.flags & dns.flags.TC:
-        # RFC 7766 §5: TCP is where one goes when UDP is too short; there is nowhere else to go.
+        # RFC 7766 §5: TCP is the fallback for UDP; it has no fallback itself.
         raise DnsError("the answer is truncated, by TCP")
     rcode = got.rcode()
     if rcode not in (dns.rcode.NOERROR, dns.rcode.NXDOMAIN):
         raise DnsError(f"answered {dns.rcode.to_text(rcode)}", answered=True)
-    # is_response has seen that it is to our query, so it is a message of that kind.
+    # is_response has checked that it answers our query, so it has that type.
     found = cast(dns.message.QueryMessage, got).resolve_chaining()
     ttl_s = max(LEAST_TTL_S, min(found.minimum_ttl, MOST_TTL_S))
     if found.answer is not None:
         addresses = tuple(rdata.to_text() for rdata in list(found.answer)[:_MOST_ADDRESSES])
         return DnsAnswer(addresses=addresses, exists=True, ttl_s=ttl_s)
     exists = rcode == dns.rcode.NOERROR
-    # A CNAME to a name of another zone, whose addresses this server does not add.
+    # A CNAME into another zone, whose addresses this server does not include.
     chained = exists and bool(found.cnames) and not _denied(got)
     last = found.canonical_name.to_text(omit_final_dot=True) if chained else ""
     return DnsAnswer(addresses=(), exists=exists, ttl_s=ttl_s, ask_also=last)
 
 
 def _denied(got: dns.message.Message) -> bool:
-    """The server says that the last name has no such addresses (RFC 2308 §2.2: an SOA)."""
+    """Whether the server denies such addresses of the last name (RFC 2308 §2.2: an SOA)."""
     return any(rrset.rdtype == dns.rdatatype.SOA for rrset in got.authority)

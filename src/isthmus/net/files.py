@@ -1,11 +1,11 @@
-"""Reading a file whole: within a bound, and never waiting for what is no file.
+"""Reads whole files within a size limit, without blocking on anything but regular files.
 
-A path that was a file may be a pipe, a directory or a device the next time. Opening a pipe waits
-for whoever writes into it, and reading a device may never end; both would hold up a program for
-ever. All that is read by a path that somebody else may replace goes through here.
+A path that was a file may later be a pipe, a directory or a device. Opening a pipe blocks until
+another process writes into it, and reading a device may never end. Every path that may be
+replaced while the program runs is therefore read through this module.
 
-A FollowedFile is read again when it has changed: for documents, such as policies, routes, rules and
-plans. Certificates are contexts.py and revocation.py, whose files belong together.
+A FollowedFile is read again when it has changed: for documents such as policies, routes, rules and
+plans. contexts.py and revocation.py follow certificates, whose files belong together.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Generic, TypeVar
 
 from isthmus.errors import ConfigError
 
-#: For what has no bound of its own.
+#: The default limit.
 MOST_BYTES = 16 * 1024 * 1024
-#: How often a followed file is looked at.
+#: How often a followed file is checked.
 LOOK_S = 1.0
 _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _KINDS = {
@@ -37,17 +37,17 @@ T = TypeVar("T")
 
 
 class TooLargeError(OSError):
-    """A file has more bytes than whoever reads it can use."""
+    """A file exceeds the size limit."""
 
 
 def read_bytes(path: str | os.PathLike[str], *, most_bytes: int = MOST_BYTES) -> bytes:
     """Read a regular file.
 
     Raises:
-        OSError: it cannot be read, is no file (``strerror`` says what it is), or is longer.
-        ValueError: it is no path.
+        OSError: unreadable, not a file (``strerror`` says what it is), or too large.
+        ValueError: not a path.
     """
-    # Before it is opened, too: opening a device may do something.
+    # Checked before opening, too: opening a device may have side effects.
     _check_kind(os.stat(path), path)
     descriptor = os.open(path, _FLAGS)
     with open(descriptor, "rb") as file:
@@ -62,7 +62,7 @@ def read_part(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     """Read the beginning of a regular file.
 
     Raises:
-        OSError: see read_bytes, but for the length.
+        OSError: see read_bytes, except for the size.
     """
     _check_kind(os.stat(path), path)
     descriptor = os.open(path, _FLAGS)
@@ -73,10 +73,10 @@ def read_part(path: str | os.PathLike[str], most_bytes: int) -> bytes:
 
 @contextlib.contextmanager
 def as_file(content: bytes) -> Iterator[str]:
-    """Give what was read a path of its own, for libraries that take nothing else.
+    """Provide a path for bytes that were read, for libraries that accept only paths.
 
-    In memory, and gone afterwards: OpenSSL would open the file again, and that may be another by
-    then.
+    In memory, and removed afterwards: OpenSSL would otherwise open the original again, which may
+    have been replaced.
     """
     descriptor = os.memfd_create("isthmus", os.MFD_CLOEXEC)
     try:
@@ -97,7 +97,7 @@ def _check_kind(found: os.stat_result, path: str | os.PathLike[str]) -> None:
 
 
 def stamp_of(path: str) -> tuple[int, ...]:
-    """Tell one state of a file from another, through symbolic links (Kubernetes' ..data)."""
+    """Identify a state of a file, through symbolic links (Kubernetes's ..data)."""
     try:
         now = os.stat(path)
     except (OSError, ValueError):
@@ -107,26 +107,26 @@ def stamp_of(path: str) -> tuple[int, ...]:
 
 
 def read_text(path: str, *, what: str = "", most_chars: int = -1) -> str:
-    """Read a file, or so much of it; ``what`` stands before its name when it cannot be read.
+    """Read a file, or its first characters; errors put ``what`` before its name.
 
     Raises:
-        ConfigError: it cannot be read, is no file, or is larger than 16 MiB.
+        ConfigError: unreadable, not a file, or larger than 16 MiB.
     """
     try:
-        # UTF-8 has four bytes for a character at most.
+        # UTF-8 uses at most four bytes per character.
         raw = read_part(path, 4 * most_chars + 4) if most_chars >= 0 else read_bytes(path)
         with io.TextIOWrapper(io.BytesIO(raw), "utf-8") as reader:
             return reader.read(most_chars)
     except (OSError, ValueError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8, or no path"
+        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8, or not a path"
         raise ConfigError(f"{what}{path}: {why}") from exc
 
 
 class FollowedFile(Generic[T]):
-    """What a file says; ``current`` is of the last state of it that was right.
+    """The parsed contents of a file; ``current`` is the last valid state.
 
-    ``taken(value)`` hears of each later one, ``failed(error)`` once of each state of the file that
-    is gone or wrong, and changes nothing.
+    ``taken(value)`` is called for each later one; ``failed(error)`` once for each missing or
+    invalid state of the file, which changes nothing.
     """
 
     def __init__(
@@ -137,10 +137,10 @@ class FollowedFile(Generic[T]):
         taken: Callable[[T], None],
         failed: Callable[[ConfigError], None],
     ) -> None:
-        """Read it.
+        """Read the file.
 
         Raises:
-            ConfigError: the file cannot be read or is wrong.
+            ConfigError: the file cannot be read or is invalid.
         """
         self.path = path
         self._read = read
@@ -154,12 +154,12 @@ class FollowedFile(Generic[T]):
         return f"<FollowedFile {self.path}>"
 
     def look_now(self) -> None:
-        """Do not wait for the next look, and read it even if it seems the same."""
+        """Check now, and read the file even if it seems unchanged."""
         self._stamp = None
         self._hurry.set()
 
     async def watch(self, look_s: float = LOOK_S) -> None:
-        """Follow the file for ever."""
+        """Follow the file until cancelled."""
         while True:
             try:
                 async with asyncio.timeout(look_s):
@@ -170,17 +170,19 @@ class FollowedFile(Generic[T]):
             await self.check()
 
     async def check(self) -> None:
-        """Look at the file, and read it if it changed."""
+        """Check the file, and read it if it changed."""
         stamp = stamp_of(self.path)
         if stamp == self._stamp:
             return
         try:
-            # A long file takes its time, and every connection would wait for it.
+            # Parsing a long file takes time, during which every connection would wait.
             value = await asyncio.to_thread(self._read, self.path)
         except ConfigError as exc:
             self._stamp = stamp
             self._failed(exc)
             return
-        if stamp == stamp_of(self.path):  # else replaced while we read: the next look gets it whole
+        if stamp == stamp_of(
+            self.path
+        ):  # otherwise replaced while reading: the next check reads it
             self._stamp, self.current = stamp, value
             self._taken(value)

@@ -1,10 +1,10 @@
-"""The address that an agent accepts node traffic at, which only its own host can reach.
+"""The address at which an agent accepts node traffic, reachable only from its own host.
 
 KEP-2025: "only traffic generated from within the host will be able to target it". The address is
-put on an interface of its own, and what enters by an uplink is dropped (host_only.py). Agents of
-one host share it: the last that leaves takes it away, a killed one's is taken over by the next, and
-what ``isthmus agent setup-interface`` made is taken away by nobody but itself, and lets an agent do
-without any capability. Plain blocking code, for a thread. Imports pyroute2, which takes its time:
+put on its own interface, and packets that arrive on an uplink are dropped (host_only.py). Agents
+of one host share it: the last one removes it, the next agent takes over that of a killed one, and
+only ``isthmus agent setup-interface --remove`` removes what setup-interface created, which lets an
+agent run without capabilities. Blocking code, for a thread. Imports pyroute2, which is slow:
 import this module only where it is used.
 """
 
@@ -22,7 +22,7 @@ from isthmus.net.host_links import Address, entered_by
 from isthmus.net.host_placement import AGENT, AddressPlacement, AddressUser
 
 DUMMY = "dummy"
-#: How many agents of one host that use an address are counted.
+#: The most agents of one host that are counted as users of an address.
 MOST_USERS = 64
 _WAIT_S = 4.0
 _LOOK_AGAIN_S = 0.02
@@ -37,15 +37,15 @@ def put(
     kind: str = DUMMY,
     caller: AddressUser = AGENT,
 ) -> HostAddress:
-    """Put an address on an interface, made if it is missing, and keep other machines from it.
+    """Put an address on an interface, created if missing, and keep other machines from it.
 
-    ``uplinks``: the interfaces that lead out of this host; none of them finds them, "none" makes
-    no rule. ``kind`` is that of the interface; where the kernel has no such kind it is lo. Without
-    CAP_NET_ADMIN, setup-interface must have done it all before. ``caller`` is who wants it, for
-    sentences.
+    ``uplinks``: the interfaces that lead out of this host; empty detects them, "none" creates
+    no rule. ``kind`` is that of the interface; without kernel support lo is used. Without
+    CAP_NET_ADMIN, setup-interface must have done all of this before. ``caller`` names the program
+    in messages.
 
     Raises:
-        ConfigError: one sentence that says what is in the way or missing.
+        ConfigError: one line that says what prevents it.
     """
     user = AddressClaim(address)
     place = AddressPlacement(
@@ -56,7 +56,7 @@ def put(
             try:
                 said = place.settle(lasting=False, alone=user.alone())
             except ConfigError:
-                with suppress(ConfigError):  # what was in the way of the first says more
+                with suppress(ConfigError):  # the first error says more
                     if user.alone() and place.may_change():
                         place.clear(lasting=False)
                 raise
@@ -65,15 +65,15 @@ def put(
         raise
     if not user.counted:
         said.append(
-            f"{MOST_USERS} programs of this host say that they use {address} already: whoever of"
-            f" them ends last may leave it behind, or take it away from this {caller.who} for a"
+            f"{MOST_USERS} programs of this host already claim to use {address}: the last of them"
+            f" to end may leave it behind, or remove it from under this {caller.who} for a"
             " moment"
         )
     return HostAddress(place, user, said)
 
 
 class HostAddress:
-    """An address in its place, and our use of it, until ``take_away()`` or the process ends."""
+    """An address in use by this process, until ``take_away()`` or the end of the process."""
 
     def __init__(self, place: AddressPlacement, user: AddressClaim, said: list[str]) -> None:
         self._place = place
@@ -84,29 +84,28 @@ class HostAddress:
 
     @property
     def where(self) -> str:
-        """The interface that the address is on."""
+        """The interface that has the address."""
         return self._place.where
 
     @property
     def address(self) -> Address:
-        """The address itself."""
         return self._place.address
 
     @property
     def uplinks(self) -> tuple[str, ...]:
-        """The interfaces that connections to the address may not enter by."""
+        """The interfaces on which connections to the address are dropped."""
         return tuple(sorted(self._place.uplinks))
 
     @property
     def trouble(self) -> str:
-        """What the last ``refresh()`` could not put right; empty when all is well."""
+        """What the last ``refresh()`` could not repair; empty if nothing."""
         return self._complaint
 
     def refresh(self) -> list[str]:
-        """Look for uplinks again, put back what somebody took away; gives sentences to log.
+        """Detect uplinks again, and restore what was removed; returns messages to log.
 
-        The first call gives what there is to say about putting it there, too. Never raises: what
-        cannot be put right is a sentence, said once.
+        The first call also returns the messages about the creation. Never raises: what
+        cannot be repaired is a message, returned once.
         """
         said, self._said = self._said, []
         if self._away:
@@ -121,19 +120,19 @@ class HostAddress:
         return said + news
 
     def uplink_of(self, connection: socket.socket) -> str:
-        """The uplink that an accepted connection came in by; empty when it is of this host.
+        """The uplink on which an accepted connection arrived; empty if it is from this host.
 
-        None is ever seen while the rule is in place, so such a connection is to be reset and the
-        missing rule to be told: an agent without CAP_NET_ADMIN has no other way to notice. Does
+        Never an uplink while the rule is in place. Otherwise the connection must be reset and the
+        missing rule reported: an agent without CAP_NET_ADMIN has no other way to notice. Does
         not block.
         """
         index = entered_by(connection)
         return next((name for name, one in self._place.uplinks.items() if one == index != 0), "")
 
     def take_away(self) -> None:
-        """Use the address no longer; if nobody else does, it goes, with interface and rule.
+        """Stop using the address; without other users it is removed, with interface and rule.
 
-        Idempotent. What setup-interface or somebody else made stays.
+        Idempotent. Objects that setup-interface or another program created stay.
 
         Raises:
             ConfigError: the kernel or the firewall refuses.
@@ -148,12 +147,12 @@ class HostAddress:
 
 
 def remove_leftovers(address: Address, *, interface: str) -> bool:
-    """Remove what killed agents left; tells whether there was anything.
+    """Remove what killed agents left; returns whether there was anything.
 
-    What an agent uses stays, and so does what setup-interface made.
+    An address in use by an agent stays, and so does one that setup-interface created.
 
     Raises:
-        ConfigError: something was left and cannot be removed; an agent can do without.
+        ConfigError: leftovers cannot be removed; an agent can continue.
     """
     place = AddressPlacement(address, interface=interface, uplinks=(), kind=DUMMY)
     with turn():
@@ -162,8 +161,7 @@ def remove_leftovers(address: Address, *, interface: str) -> bool:
         if not place.may_change():
             if place.left_behind():
                 raise ConfigError(
-                    f"{address}, left by an agent that was killed, stays: removing it needs"
-                    " CAP_NET_ADMIN"
+                    f"{address}, left by a killed agent, was not removed: this needs CAP_NET_ADMIN"
                 )
             return False
         return place.clear(lasting=False)
@@ -172,10 +170,10 @@ def remove_leftovers(address: Address, *, interface: str) -> bool:
 def set_up(
     address: Address, *, interface: str, uplinks: tuple[str, ...] = (), kind: str = DUMMY
 ) -> tuple[str, list[str]]:
-    """Do the privileged part of ``put`` for agents to come; gives the interface, and sentences.
+    """Do the privileged part of ``put`` for later agents; returns the interface and messages.
 
     Raises:
-        ConfigError: one sentence that says what is in the way.
+        ConfigError: one line that says what prevents it.
     """
     place = AddressPlacement(address, interface=interface, uplinks=uplinks, kind=kind)
     if not place.may_change():
@@ -186,7 +184,7 @@ def set_up(
 
 
 def undo_set_up(address: Address, *, interface: str) -> bool:
-    """Remove what ``set_up`` made, or an agent left; tells whether there was anything.
+    """Remove what ``set_up`` or an agent created; returns whether there was anything.
 
     Raises:
         ConfigError: an agent uses it, or it cannot be removed.
@@ -201,18 +199,18 @@ def undo_set_up(address: Address, *, interface: str) -> bool:
 
 
 class AddressClaim:
-    """One agent's use of an address; ``close()`` ends it, and so does the end of the process.
+    """One agent's use of an address; ended by ``close()`` or the end of the process.
 
-    A count that a killed agent cannot get wrong: an agent holds a UNIX socket with an abstract name
-    for as long as it uses the address. Such names belong to the network namespace, as addresses do,
-    so agents in different containers of one host see each other without sharing a directory; and
-    the kernel forgets them when their process ends, however it ends. Nothing is ever sent. Anybody
-    on this host can take such names: that may leave an address where nobody needs it, and never
-    keeps an agent from starting.
+    A count that killed agents cannot distort: an agent holds a UNIX socket with an abstract name
+    while it uses the address. Such names belong to the network namespace, as addresses do,
+    so agents in different containers of one host see each other without a shared directory, and
+    the kernel frees them when their process ends, however it ends. Nothing is ever sent. Any
+    process on this host can take such names: at worst an unused address remains, but no agent is
+    prevented from starting.
     """
 
     def __init__(self, address: IPv4Address | IPv6Address) -> None:
-        """Begin to use the address; not ``counted`` if too many say that they use it."""
+        """Start using the address; not ``counted`` if too many already do."""
         self._address = address
         self._held: socket.socket | None = None
         for self._place in range(MOST_USERS):
@@ -223,21 +221,21 @@ class AddressClaim:
 
     @property
     def counted(self) -> bool:
-        """Whether others can see this one."""
+        """Whether others can see this use."""
         return self._held is not None
 
     def alone(self) -> bool:
-        """Tell whether nobody else uses the address."""
+        """Whether no other agent uses the address."""
         return not used(self._address, but=self._place)
 
     def close(self) -> None:
-        """Use the address no longer; idempotent."""
+        """Stop using the address; idempotent."""
         if self._held is not None:
             self._held.close()
 
 
 def used(address: IPv4Address | IPv6Address, *, but: int = -1) -> bool:
-    """Tell whether an agent of this host uses the address, other than the one in that place."""
+    """Whether an agent of this host uses the address, other than the one in slot ``but``."""
     for place in range(MOST_USERS):
         if place != but:
             held = _hold(_name(address, place))
@@ -249,10 +247,10 @@ def used(address: IPv4Address | IPv6Address, *, but: int = -1) -> bool:
 
 @contextmanager
 def turn() -> Iterator[None]:
-    """Have the host's addresses, links and rules to oneself, among all agents of the host.
+    """Lock the host's addresses, links and rules among all agents of the host.
 
-    After a few seconds it goes on without: anybody on this host can take the name, and nobody may
-    keep an agent from starting. What two do at once then is put right by the next refresh.
+    After a few seconds it continues without the lock: any process on this host can take the name,
+    and none may prevent an agent from starting. The next refresh repairs the result of a race.
     """
     deadline = monotonic() + _WAIT_S
     held = _hold(f"{_PREFIX}turn")

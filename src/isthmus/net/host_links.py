@@ -1,13 +1,13 @@
-"""Addresses and links of this host, by netlink: what is there, whose it is, making and removing.
+"""Addresses and links of this host, by netlink: listing, creating and removing.
 
-What we make is marked where anybody can read it without privilege, and where it is set in the same
-moment: a link has a group of ours (and an alias, for people), an address has a metric of ours,
-which without a prefix route means nothing else. IPv6 addresses have no label, hence the metric.
+Objects that we create are marked so that every process can read the mark without privilege, and
+atomically: a link has our group (and an alias, for people), an address has our metric,
+which without a prefix route has no other meaning. IPv6 addresses have no label, hence the metric.
 
-An uplink is an interface that a default route leads through, a physical device, or a tunnel from
-another host; with it goes whatever is built on top of it: its bond, bridge or VLAN.
+An uplink is an interface of a default route, a physical device, or a tunnel from
+another host, together with everything built on top of it: its bond, bridge or VLAN.
 
-Imports pyroute2, which takes its time: import this module only where it is used.
+Imports pyroute2, which is slow: import this module only where it is used.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ _SCOPE_HOST = 254
 _UP = 0x1
 _LO = 1  # its index in every namespace
 _FAMILIES = {4: socket.AF_INET, 6: socket.AF_INET6}
-# A thread's own: /proc/net is that of the process, which may be in another namespace.
+# The thread's: /proc/net belongs to the process, which may be in another namespace.
 _NET = Path("/proc/thread-self/net")
 _TUNNELS = frozenset(
     {"vxlan", "geneve", "wireguard", "ipip", "sit", "gre", "gretap", "erspan", "ip6tnl", "ip6gre"}
     | {"ip6gretap", "ip6erspan", "vti", "vti6", "xfrm", "ppp", "bareudp", "amt", "gtp"}
 )
-# Their IFLA_LINK is the other end of the pair, not what they are built upon.
+# Their IFLA_LINK is the other end of the pair, not an underlying device.
 _PAIRS = frozenset({"veth", "netkit"})
-# A VPN's in user space; the same kind with Ethernet, a tap, is as a rule a guest of this host.
+# User-space VPNs; the same kind with Ethernet, a tap, usually belongs to a guest of this host.
 _TUN = "tun"
 _ETHERNET, _LOOPBACK = 1, 772  # ARPHRD_ETHER, ARPHRD_LOOPBACK, linux/if_arp.h
-# Looked up, never sent to: one in each half, as VPNs split the default route into two.
+# Looked up, never sent to: one in each half, because VPNs split the default route into two.
 _FAR = {socket.AF_INET: ("1.1.1.1", "192.0.2.1"), socket.AF_INET6: ("2001:db8::1",)}
 _FIB_MATCH = 0x2000  # RTM_F_FIB_MATCH: the route as it is, with all its next hops
 # In each file: the destination and the mask, all 0 in a default route, and the name.
 _ROUTE_FILES = {"route": (1, 7, 0), "ipv6_route": (0, 1, -1)}
 
-# linux/in.h, in6.h; what they answer for a TCP socket is the interface that its handshake came by.
+# linux/in.h, in6.h; for a TCP socket they return the interface on which its handshake arrived.
 _IP_PKTINFO, _IP_PKTOPTIONS = 8, 9
 _IPV6_RECVPKTINFO, _IPV6_2292PKTOPTIONS = 49, 6
 _CMSG = struct.Struct("@Nii")
@@ -67,7 +67,7 @@ _CMSG_BYTES = 128
 
 
 class AddressMark(IntFlag):
-    """What the metric of an address of ours tells."""
+    """Flags in the metric of our addresses."""
 
     LASTING = 1  # made by setup-interface: no agent takes it away
     RULED = 2  # the rule that drops what enters by an uplink was there before it
@@ -75,33 +75,33 @@ class AddressMark(IntFlag):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterfaceAddress:
-    """An address that an interface of this host has."""
+    """An address on an interface of this host."""
 
     address: Address
     interface: str
     index: int
     prefix: int
     host_scope: bool
-    mark: AddressMark | None  # None: we did not make it
+    mark: AddressMark | None  # None: not created by us
 
     @property
     def ours(self) -> bool:
-        """Whether an agent or setup-interface made it."""
+        """Whether an agent or setup-interface created it."""
         return self.mark is not None
 
     @property
     def lasting(self) -> bool:
-        """Whether setup-interface made it."""
+        """Whether setup-interface created it."""
         return self.mark is not None and AddressMark.LASTING in self.mark
 
     @property
     def ruled(self) -> bool:
-        """Whether the rule was there when it was made."""
+        """Whether the rule existed when it was created."""
         return self.mark is not None and AddressMark.RULED in self.mark
 
     @property
     def whole(self) -> bool:
-        """Whether it is an address alone, without a subnet."""
+        """Whether it is a single address without a subnet."""
         return self.prefix == self.address.max_prefixlen
 
 
@@ -110,24 +110,22 @@ def kernel_of_this_host() -> Iterator[IPRoute]:
     """Netlink to the namespace of this thread.
 
     Raises:
-        ConfigError: what was asked in the block is not allowed or not possible.
+        ConfigError: an operation in the block is not permitted or failed.
     """
     try:
         with IPRoute() as kernel:
             yield kernel
     except NetlinkError as error:
-        # Its text begins with the number.
+        # Its text starts with the errno.
         raise ConfigError(f"the kernel refuses: {_why(error)}") from error
     except OSError as error:
-        raise ConfigError(f"the kernel cannot be asked by netlink: {error}") from error
+        raise ConfigError(f"cannot open netlink: {error}") from error
 
 
 def allowed(kernel: IPRoute) -> bool:
-    """Tell whether this process may change addresses and links here."""
+    """Whether this process may change addresses and links here."""
     try:
-        kernel.link(
-            "set", index=_LO
-        )  # changes nothing, and is asked for CAP_NET_ADMIN all the same
+        kernel.link("set", index=_LO)  # changes nothing, but requires CAP_NET_ADMIN
     except NetlinkError as error:
         if error.code != errno.EPERM:
             raise
@@ -136,7 +134,7 @@ def allowed(kernel: IPRoute) -> bool:
 
 
 def addresses(kernel: IPRoute, version: int) -> list[InterfaceAddress]:
-    """Every address of one family that this host has."""
+    """All addresses of one family on this host."""
     names = {link["index"]: link.get_attr("IFLA_IFNAME") for link in kernel.get_links()}
     found = []
     for message in kernel.get_addr(family=_FAMILIES[version]):
@@ -157,7 +155,7 @@ def addresses(kernel: IPRoute, version: int) -> list[InterfaceAddress]:
 
 
 def neighbours_subnet(held: list[InterfaceAddress], address: Address) -> InterfaceAddress | None:
-    """The interface, if any, whose subnet the address lies in: others may have it there."""
+    """The interface, if any, whose subnet contains the address: a neighbour may use it there."""
     for one in held:
         if not one.whole and address in ip_interface(f"{one.address}/{one.prefix}").network:
             return one
@@ -165,7 +163,7 @@ def neighbours_subnet(held: list[InterfaceAddress], address: Address) -> Interfa
 
 
 def find_link(kernel: IPRoute, name: str) -> tuple[int, bool] | None:
-    """The index of a link and whether it is ours; None when there is none of that name."""
+    """The index of a link and whether it is ours; None if there is no such link."""
     indexes = kernel.link_lookup(ifname=name)
     if not indexes:
         return None
@@ -174,7 +172,7 @@ def find_link(kernel: IPRoute, name: str) -> tuple[int, bool] | None:
 
 
 def make_link(kernel: IPRoute, name: str, kind: str) -> bool:
-    """Make a link of ours; tells whether the kernel knows the kind."""
+    """Create a link; returns whether the kernel supports the kind."""
     try:
         kernel.link("add", kind=kind, ifname=name, group=_GROUP, state="up")
     except NetlinkError as error:
@@ -186,7 +184,7 @@ def make_link(kernel: IPRoute, name: str, kind: str) -> bool:
 
 
 def bring_up(kernel: IPRoute, index: int) -> bool:
-    """Bring a link up; tells whether it was down."""
+    """Bring a link up; returns whether it was down."""
     (message,) = kernel.get_links(index)
     if message["flags"] & _UP:
         return False
@@ -195,7 +193,7 @@ def bring_up(kernel: IPRoute, index: int) -> bool:
 
 
 def remove_link(kernel: IPRoute, name: str) -> bool:
-    """Remove a link of ours that has no address any more, apart from those that links make."""
+    """Remove our link if it has no addresses left except automatic ones."""
     link = find_link(kernel, name)
     if link is None or not link[1]:
         return False
@@ -210,18 +208,18 @@ def remove_link(kernel: IPRoute, name: str) -> bool:
 def add_address(
     kernel: IPRoute, index: int, name: str, address: Address, mark: AddressMark
 ) -> None:
-    """Put an address of ours on a link, or set the mark of one that is there.
+    """Add our address to a link, or update the mark of an existing one.
 
     Raises:
-        ConfigError: the interface has no IPv6.
+        ConfigError: IPv6 is disabled on the interface.
     """
     how: dict[str, object] = {"IFA_FLAGS": _NOPREFIXROUTE, "IFA_RT_PRIORITY": _METRIC + mark}
     if address.version == 4:
-        # A link of ours has an alias that tells people whose it is; lo is not ours.
+        # Our links have an alias that identifies their owner; lo is not ours.
         how |= {"scope": _SCOPE_HOST, "label": _LO_LABEL if name == LOOPBACK else name}
     else:
-        # IPv6 knows no host scope. Deprecated, nothing of this host takes it for its source
-        # address (RFC 6724 §5, rule 3); it is accepted at all the same.
+        # IPv6 has no host scope. A deprecated address is never chosen as source by this host
+        # (RFC 6724 §5, rule 3), but still accepted as destination.
         how["IFA_FLAGS"] = _NOPREFIXROUTE | _NODAD
         how["IFA_CACHEINFO"] = {"ifa_preferred": 0, "ifa_valid": _FOREVER}
     try:
@@ -235,16 +233,14 @@ def add_address(
 
 
 def remove_address(kernel: IPRoute, held: InterfaceAddress) -> None:
-    """Take an address off its link; it may be gone."""
+    """Remove an address from its link; it may already be gone."""
     with suppress(NetlinkError):
         kernel.addr("del", index=held.index, address=str(held.address), prefixlen=held.prefix)
 
 
 def _why(error: NetlinkError) -> str:
     if error.code == errno.EPERM:
-        return (
-            "this needs CAP_NET_ADMIN; or let isthmus agent setup-interface do it as root, before"
-        )
+        return "this needs CAP_NET_ADMIN; or run isthmus agent setup-interface as root before"
     return str(error.args[-1])
 
 
@@ -264,7 +260,7 @@ def find_uplinks(kernel: IPRoute) -> Mapping[str, int]:
     found = {link.index for link in links.values() if link.outward or link.name in routed}
     found |= _looked_up(kernel) & links.keys()
     grown = found
-    while grown:  # at most as often as links lie upon each other
+    while grown:  # at most as often as links are stacked
         masters = {links[index].master for index in grown}
         above = {link.index for link in links.values() if link.below in grown}
         grown = ((masters | above) & links.keys()) - found
@@ -273,16 +269,16 @@ def find_uplinks(kernel: IPRoute) -> Mapping[str, int]:
 
 
 def _link(message: object) -> _Link | None:
-    """What matters about a link; None for the loopback, which is nobody's uplink."""
+    """The relevant fields of a link; None for loopback, which is never an uplink."""
     get = message.get_attr  # type: ignore[attr-defined]  # pyroute2 has no types
     if message["ifi_type"] == _LOOPBACK:  # type: ignore[index]
         return None
     kind = message.get_nested("IFLA_LINKINFO", "IFLA_INFO_KIND") or ""  # type: ignore[attr-defined]
     paired = kind in _PAIRS
-    # What it is built upon is in another namespace: a container's way out, by macvlan or VLAN.
+    # The underlying device is in another namespace: a container's uplink, by macvlan or VLAN.
     elsewhere = get("IFLA_LINK_NETNSID") is not None and not paired
     tunnel = kind in _TUNNELS or (kind == _TUN and message["ifi_type"] != _ETHERNET)  # type: ignore[index]
-    # Every virtual kind says which; sysfs, of another namespace in a container, is not asked.
+    # Every virtual link has a kind; sysfs is not used, because in a container it is the host's.
     physical = bool(get("IFLA_PARENT_DEV_NAME")) or not kind
     return _Link(
         index=message["index"],  # type: ignore[index]
@@ -294,7 +290,7 @@ def _link(message: object) -> _Link | None:
 
 
 def _default_names() -> set[str]:
-    """The interfaces of all default routes: by file, as by netlink it would take a whole dump."""
+    """The interfaces of all default routes, from /proc, because netlink would need a whole dump."""
     found = set()
     for name, (to, mask, interface) in _ROUTE_FILES.items():
         try:
@@ -308,7 +304,7 @@ def _default_names() -> set[str]:
 
 
 def _looked_up(kernel: IPRoute) -> set[int]:
-    """Where the rest of the world is reached: with the next hops that the file leaves out."""
+    """The interfaces towards other networks, with the next hops that the file omits."""
     found: set[int] = set()
     for family, probes in _FAR.items():
         for probe in probes:
@@ -323,9 +319,9 @@ def _looked_up(kernel: IPRoute) -> set[int]:
 
 
 def entered_by(connection: socket.socket) -> int:
-    """The index of the interface that an accepted TCP connection came in by; 0 when unknown.
+    """The index of the interface on which an accepted TCP connection arrived; 0 if unknown.
 
-    A connection of this host itself came in by the loopback. Needs no privilege.
+    A connection from this host itself arrives on loopback. Needs no privilege.
     """
     if connection.family == socket.AF_INET6:
         level, ask, answer, skip = socket.IPPROTO_IPV6, _IPV6_RECVPKTINFO, _IPV6_2292PKTOPTIONS, 16
@@ -336,6 +332,6 @@ def entered_by(connection: socket.socket) -> int:
         data = connection.getsockopt(level, answer, _CMSG_BYTES)
         connection.setsockopt(level, ask, 0)
     except OSError:
-        return 0  # reset meanwhile
+        return 0  # reset in the meantime
     index = data[_CMSG.size + skip : _CMSG.size + skip + 4]
     return int(struct.unpack("@i", index)[0]) if len(index) == 4 else 0

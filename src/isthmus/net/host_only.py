@@ -1,13 +1,13 @@
-"""The rule that keeps other machines from an address: what enters by an uplink is dropped.
+"""The firewall rule that keeps other machines from an address: packets from uplinks are dropped.
 
 An address on a dummy interface or on lo is reachable for every neighbour that routes it here,
-whatever its scope. The rule sits where packets for this host arrive, after any translation of
-service addresses, and before what others filter there, who cannot overrule a drop. By nftables, in
-a table of our own, which nft lists and this module writes by netlink: nft itself reads the sets of
-every table of the host before it writes to one, and crashes where a later nft made one of them
-(programs/node_proxy/kernel/nftables_kernel.py). Without nft by iptables, in a chain of our own. One
-per address, which agents of a host share. Texts that go to iptables have only addresses and checked
-names in them.
+whatever its scope. The rule runs where packets for this host arrive, after any translation of
+service addresses and before other filters, which cannot overrule a drop. With nftables it is in
+its own table, which nft lists and this module writes by netlink: nft itself reads the sets of
+every table of the host before it writes to one, and crashes if a newer nft created one of them
+(programs/node_proxy/kernel/nftables_kernel.py). Without nft, iptables is used, in a separate chain.
+There is one rule per address, shared by the agents of a host. Input for iptables contains only
+addresses and checked names.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _ACCEPT, _DROP = 1, 0
 _META_IIFNAME, _META_NFPROTO = 6, 15
 _NETWORK_HEADER = 1
 _NAME_BYTES = 16
-# The data type that nft lists as "ifname", and the byte order of its keys, which is the host's.
+# The data type that nft lists as "ifname", and the byte order of its keys, the host's.
 _IFNAME_TYPE, _HOST_ORDER = 41, user_data((0, b"\1\0\0\0"))
 # linux/netlink.h
 _ERROR = 2
@@ -73,31 +73,31 @@ _LIMIT_S = 15.0
 
 
 class UplinkGuard(Protocol):
-    """The rule for one address, as one firewall has it; every method blocks for a short time."""
+    """The rule for one address in one firewall; every method blocks for a short time."""
 
     def keep(self, uplinks: Iterable[str], *, exact: bool) -> bool:
-        """Make the rule if it is missing; tells whether anything of it was.
+        """Create the rule if it is missing; returns whether any part of it was.
 
-        Others who share the address may know more uplinks: theirs stay unless it is to be exact.
+        Other agents that share the address may know more uplinks, which stay unless ``exact``.
 
         Raises:
-            ConfigError: the firewall refuses, in one sentence.
+            ConfigError: the firewall refuses.
         """
 
     def present(self) -> bool:
-        """Tell whether the rule is there; needs the same privilege as making it."""
+        """Whether the rule exists; needs the same privilege as creating it."""
 
     def remove(self) -> bool:
-        """Remove the rule, if it is there; tells whether it was."""
+        """Remove the rule if it exists; returns whether it did."""
 
 
 def guard(
     address: IPv4Address | IPv6Address, uplinks: Iterable[str], *, exact: bool
 ) -> UplinkGuard:
-    """Make the rule, by the first firewall that works here; see UplinkGuard.keep.
+    """Create the rule with the first firewall that works here; see UplinkGuard.keep.
 
     Raises:
-        ConfigError: none does; the sentence says what each of them said.
+        ConfigError: none works; the message has the error of each.
     """
     wanted = list(uplinks)
     refusals = []
@@ -108,20 +108,20 @@ def guard(
             refusals.append(str(error))
         else:
             return candidate
-    said = "; ".join(refusals) or "there is neither nft nor iptables in the PATH"
+    said = "; ".join(refusals) or "neither nft nor iptables is in the PATH"
     raise ConfigError(
-        f"other machines cannot be kept from {address} ({said}); with --uplink-interface=none the"
+        f"cannot keep other machines from {address} ({said}); with --uplink-interface=none the"
         " agent leaves that to your own firewall"
     )
 
 
 def remove_guards(address: IPv4Address | IPv6Address) -> bool:
-    """Remove the rule from every firewall here; tells whether there was one."""
+    """Remove the rule from every firewall here; returns whether there was one."""
     return any([candidate.remove() for candidate in _candidates(address)])
 
 
 def has_guard(address: IPv4Address | IPv6Address) -> bool:
-    """Tell whether a firewall here has the rule; nothing is changed, and it needs privilege."""
+    """Whether a firewall here has the rule; changes nothing, but needs privilege."""
     return any(candidate.present() for candidate in _candidates(address))
 
 
@@ -139,16 +139,16 @@ def _tool(address: IPv4Address | IPv6Address) -> str:
 
 
 class NftGuard:
-    """A table of ours: a set of uplinks and one chain at the input hook."""
+    """An nftables table: a set of uplinks and one chain at the input hook."""
 
     def __init__(self, address: IPv4Address | IPv6Address) -> None:
         self._address = address
         self._table = "isthmus_agent_" + re.sub(r"[.:]", "_", address.exploded)
-        # What nft lists, apart from the uplinks: its words differ from version to version.
+        # The output of nft without the uplinks: its wording differs between versions.
         self._shape = ""
 
     def keep(self, uplinks: Iterable[str], *, exact: bool) -> bool:
-        """See to it that the table is there."""
+        """Create or update the table."""
         wanted = set(uplinks)
         listed = self._list()
         there = _nft_uplinks(listed)
@@ -162,7 +162,6 @@ class NftGuard:
         return _nft_shape(listed) != self._shape or not wanted <= there
 
     def present(self) -> bool:
-        """Whether the table has its rule."""
         return "daddr" in self._list()
 
     def remove(self) -> bool:
@@ -175,7 +174,7 @@ class NftGuard:
         try:
             return _run(["nft", "list", "table", "inet", self._table])
         except ConfigError:
-            return ""  # writing it says what is wrong, unless the table is just not there
+            return ""  # writing it will report the error, unless the table is just missing
 
 
 def _nft_uplinks(listed: str) -> set[str]:
@@ -188,14 +187,14 @@ def _nft_shape(listed: str) -> str:
 
 
 class IptablesGuard:
-    """A chain of ours, jumped to first from mangle's INPUT.
+    """An iptables chain, jumped to first from mangle's INPUT.
 
-    There because no rule that accepts in the filter table, wherever somebody puts it, comes before.
+    In mangle, because rules of the filter table, wherever they are, cannot accept a packet first.
     """
 
     def __init__(self, address: IPv4Address | IPv6Address) -> None:
         self._tool = _tool(address)
-        # At most 28 characters, which an IPv6 address is not.
+        # At most 28 characters, fewer than an IPv6 address may have.
         short = hashlib.sha256(address.packed).hexdigest()[:16]
         self._chain = f"ISTHMUS-{address if address.version == 4 else short}"
         target = f"{address}/{address.max_prefixlen}"
@@ -203,7 +202,7 @@ class IptablesGuard:
         self._jump = ("INPUT", "-d", target, *why, "-j", self._chain)
 
     def keep(self, uplinks: Iterable[str], *, exact: bool) -> bool:
-        """See to it that the chain is there and jumped to."""
+        """Create or update the chain and the jump to it."""
         wanted = set(uplinks)
         listed = self._list()
         there = set() if listed is None else {_iptables_uplink(line) for line in listed}
@@ -213,7 +212,7 @@ class IptablesGuard:
         if listed is not None and jumped and there == wanted:
             return False
         rules = [f"-A {self._chain} -i {name} -j DROP" for name in _checked(wanted)]
-        # Naming the chain empties it, all in one transaction.
+        # Naming the chain flushes it, all in one transaction.
         lines = ["*mangle", f":{self._chain} - [0:0]", *rules, "COMMIT"]
         _run([f"{self._tool}-restore", "-w", "5", "--noflush"], "\n".join(lines) + "\n")
         if not jumped:
@@ -221,11 +220,10 @@ class IptablesGuard:
         return listed is None or not jumped or not wanted <= there
 
     def present(self) -> bool:
-        """Whether the chain is there and jumped to."""
+        """Whether the chain and the jump to it exist."""
         return self._list() is not None and self._works("-C", *self._jump)
 
     def remove(self) -> bool:
-        """Remove the jump and the chain."""
         if self._list() is None:
             return False
         while self._works("-C", *self._jump):
@@ -235,7 +233,7 @@ class IptablesGuard:
         return True
 
     def _list(self) -> list[str] | None:
-        """The rules of the chain; None when there is none."""
+        """The rules of the chain; None if it does not exist."""
         try:
             lines = self._run("-S", self._chain).splitlines()
         except ConfigError:
@@ -254,16 +252,16 @@ class IptablesGuard:
 
 
 def _iptables_uplink(line: str) -> str:
-    """The interface of one of our rules; empty for one that is not."""
+    """The interface of one of our rules; empty for any other rule."""
     words = line.split()
     return words[3] if words[2:3] == ["-i"] and words[4:] == ["-j", "DROP"] else ""
 
 
 def _checked(names: Iterable[str]) -> list[str]:
-    """The names in order, each as the firewalls take it: the kernel allows more than they do.
+    """The names in order, each valid for the firewalls: the kernel allows more than they do.
 
     Raises:
-        ConfigError: one is not.
+        ConfigError: an invalid name.
     """
     found = sorted(names)
     for each in found:
@@ -272,10 +270,10 @@ def _checked(names: Iterable[str]) -> list[str]:
 
 
 def _run(argv: Sequence[str], text: str = "") -> str:
-    """Run a program in the namespace of this thread; what it printed.
+    """Run a program in the namespace of this thread; returns its output.
 
     Raises:
-        ConfigError: it failed; the sentence has its first line.
+        ConfigError: it failed; the message has its first line.
     """
     try:
         done = subprocess.run(
@@ -304,7 +302,7 @@ def _run(argv: Sequence[str], text: str = "") -> str:
 def guard_table(
     table: str, address: IPv4Address | IPv6Address, uplinks: Sequence[str], *, priority: int
 ) -> NftBatch:
-    """Build the transaction that replaces the table: there is no moment without a rule."""
+    """Build the transaction that replaces the table without a moment lacking the rule."""
     batch = without_table(table)
     here = name(1, table)
     batch.add(NftMessage.NEW_TABLE, _INET, here + number(2, 0), line=0, flags=CREATE)
@@ -326,7 +324,7 @@ def guard_table(
 
 
 def without_table(table: str) -> NftBatch:
-    """Build the transaction that removes the table; it need not be there."""
+    """Build the transaction that removes the table, if it exists."""
     batch = NftBatch()
     batch.add(NftMessage.NEW_TABLE, _INET, name(1, table) + number(2, 0), line=0)
     batch.add(NftMessage.DELETE_TABLE, _INET, name(1, table), line=0)
@@ -348,10 +346,10 @@ def _drop(address: IPv4Address | IPv6Address) -> tuple[bytes, ...]:
 
 
 def apply(batch: NftBatch) -> None:
-    """Give the kernel a transaction, in the network namespace of this thread.
+    """Send the kernel a transaction, in the network namespace of this thread.
 
     Raises:
-        ConfigError: the kernel refused it, and nothing changed; one sentence.
+        ConfigError: the kernel refused it, and nothing changed.
     """
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_NETFILTER) as kernel:

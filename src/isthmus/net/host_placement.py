@@ -1,7 +1,7 @@
-"""An address in its place: on its interface, behind its rule, whoever asks for it.
+"""An address on its interface with its rule, for any program that needs one.
 
-Knows nothing of how many use it; that is host_address.py, which also says what all of this is for.
-Every method blocks for a short time and raises ConfigError with one sentence.
+host_address.py counts the users of an address and explains the purpose.
+Every method blocks for a short time and raises ConfigError with one line.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ SETUP = "isthmus agent setup-interface"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressUser:
-    """Who wants an address, as sentences call it, and the flags that people gave it.
+    """The program that needs an address, as named in messages, and the user's flags.
 
-    ``interface_flag`` is empty where the interface cannot be chosen, ``setup`` where no command
+    ``interface_flag`` is empty if the interface cannot be chosen, ``setup`` if no command
     does the privileged part beforehand.
     """
 
@@ -42,23 +42,23 @@ class AddressUser:
 
     @property
     def remedy(self) -> str:
-        """What to do about a capability that is missing."""
+        """The remedy for a missing capability."""
         given = f"give the {self.who} that capability"
         return f"run {self.setup} as root before, or {given}" if self.setup else given
 
     @property
     def remedy_again(self) -> str:
-        """The same, when all was well before."""
+        """The same, after it worked before."""
         return f"run {self.setup} again" if self.setup else self.remedy
 
     def elsewhere(self, interface: str) -> str:
-        """What to do about an address that is on another interface."""
+        """The remedy for an address on another interface."""
         if self.interface_flag:
             return f"use {self.interface_flag}={interface} as well"
-        return "take it away there first"
+        return "remove it there first"
 
 
-#: An agent that takes connections of its node.
+#: An agent that accepts connections from its node.
 AGENT = AddressUser(
     who="agent",
     address_flag="--bind-address",
@@ -68,7 +68,7 @@ AGENT = AddressUser(
 
 
 class AddressPlacement:
-    """Where an address belongs; ``where`` is the interface that it is on."""
+    """The placement of an address; ``where`` is its interface."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class AddressPlacement:
     ) -> None:
         self.address = address
         self.where = interface
-        #: By name, the index of each interface that connections may not enter by.
+        #: By name, the index of each interface on which connections are dropped.
         self.uplinks: Mapping[str, int] = {}
         self._interface = interface
         self._named = uplinks
@@ -96,10 +96,10 @@ class AddressPlacement:
         return NO_UPLINK in self._named
 
     def settle(self, *, lasting: bool, alone: bool) -> list[str]:
-        """See to it that the address and its rule are there; what is worth saying about it.
+        """Make sure that the address and its rule exist; returns messages about it.
 
-        Without CAP_NET_ADMIN this only looks whether somebody else has seen to it. ``lasting``
-        marks it so that no agent takes it away. ``alone``: nobody else uses the address.
+        Without CAP_NET_ADMIN this only checks. ``lasting``
+        marks the address so that no agent removes it. ``alone``: no other agent uses the address.
         """
         with kernel_of_this_host() as kernel:
             held = host_links.addresses(kernel, self.address.version)
@@ -107,7 +107,7 @@ class AddressPlacement:
             able = host_links.allowed(kernel)
             spot = self._spot(kernel, held, leave=not (able and alone))
             self._was_lasting |= spot is not None and spot.lasting
-            # What several use, or setup-interface made, an agent adds to and takes nothing from.
+            # An agent only adds to what is shared, or what setup-interface created.
             exact = alone and (lasting or not self._was_lasting)
             if not able:
                 self._check_done(spot)
@@ -121,9 +121,9 @@ class AddressPlacement:
         return said
 
     def clear(self, *, lasting: bool) -> bool:
-        """Remove what is ours; tells whether there was anything.
+        """Remove our objects; returns whether there were any.
 
-        What is marked as lasting stays, with its rule, unless ``lasting`` says otherwise.
+        Lasting ones stay, with their rule, unless ``lasting`` is set.
         """
         with kernel_of_this_host() as kernel:
             homes, kept = {self._interface: False}, False
@@ -135,17 +135,17 @@ class AddressPlacement:
                 homes[one.interface] = True
             removed = [host_links.remove_link(kernel, name) or gone for name, gone in homes.items()]
         if not kept:
-            # Which firewall a killed agent used is not known.
+            # The firewall that a killed agent used is unknown.
             removed.append(self._guard.remove() if self._guard else remove_guards(self.address))
         return any(removed)
 
     def left_behind(self) -> bool:
-        """Tell whether an agent's own address, not a lasting one, is there; needs no privilege."""
+        """Whether an agent left its own address, not a lasting one; needs no privilege."""
         with kernel_of_this_host() as kernel:
             return any(not one.lasting for one in self._ours(kernel))
 
     def may_change(self) -> bool:
-        """Tell whether this process may put addresses anywhere and take them away."""
+        """Whether this process may add and remove addresses."""
         with kernel_of_this_host() as kernel:
             return host_links.allowed(kernel)
 
@@ -160,17 +160,17 @@ class AddressPlacement:
         if self._unguarded:
             return {}
         if self._named:
-            # The rule takes names of interfaces that are not there yet.
+            # The rule accepts names of interfaces that do not exist yet.
             return {name: (kernel.link_lookup(ifname=name) or [0])[0] for name in self._named}
         return find_uplinks(kernel)
 
     def _spot(
         self, kernel: IPRoute, held: list[InterfaceAddress], *, leave: bool
     ) -> InterfaceAddress | None:
-        """The address as it is already, where it may be; leftovers elsewhere are removed.
+        """The existing address if it may be used; leftovers elsewhere are removed.
 
         Raises:
-            ConfigError: somebody else has it.
+            ConfigError: the address belongs to another program.
         """
         spot = None
         for one in held:
@@ -184,7 +184,7 @@ class AddressPlacement:
             elif leave or one.lasting:
                 raise ConfigError(
                     f"{self.address} is on {one.interface}, where an agent of this host or {SETUP}"
-                    f" put it: {self._caller.elsewhere(one.interface)}"
+                    f" put it; {self._caller.elsewhere(one.interface)}"
                 )
             else:
                 host_links.remove_address(kernel, one)
@@ -192,30 +192,30 @@ class AddressPlacement:
         return spot
 
     def _check_adoptable(self, kernel: IPRoute, one: InterfaceAddress) -> None:
-        """An address that we did not make may only be one of exactly the shape of ours.
+        """Check that an address created by another program has exactly our form.
 
-        A node's own address never is: with our rule the node could not be reached any more.
+        A node's own address never has: with our rule the node would become unreachable.
         """
         scoped = one.host_scope or one.address.version == 6
         shaped = one.whole and scoped and one.interface not in find_uplinks(kernel)
         if one.interface != self._interface or not shaped:
             flag = self._caller.address_flag
             raise ConfigError(
-                f"{flag} {one.address} is an address of {one.interface} already, which isthmus did"
-                " not put there: choose one that nobody has"
+                f"{flag} {one.address} is already an address of {one.interface} that Isthmus did"
+                " not put there: choose an unused one"
             )
 
     def _check_done(self, spot: InterfaceAddress | None) -> None:
         if spot is None:
             raise ConfigError(
-                f"{self.address} is on no interface of this host, and putting it on one needs"
+                f"{self.address} is on no interface of this host, and adding it needs"
                 f" CAP_NET_ADMIN: {self._caller.remedy}"
             )
         if not self._unguarded and not spot.ruled:
             raise ConfigError(
                 f"{self.address} is on {spot.interface}, but no rule keeps other machines from it,"
-                f" and making one needs CAP_NET_ADMIN: {self._caller.remedy}, or filter yourself"
-                " and say --uplink-interface=none"
+                f" and creating one needs CAP_NET_ADMIN: {self._caller.remedy}, or filter yourself"
+                " and set --uplink-interface=none"
             )
         self.where = spot.interface
 
@@ -224,8 +224,8 @@ class AddressPlacement:
         if not new:
             return []
         return [
-            f"{', '.join(sorted(new))}: an uplink that the rule for {self.address} may not know,"
-            f" which needs CAP_NET_ADMIN to change: {self._caller.remedy_again}"
+            f"{', '.join(sorted(new))}: new uplink that the rule for {self.address} may lack;"
+            f" changing the rule needs CAP_NET_ADMIN: {self._caller.remedy_again}"
         ]
 
     def _keep_rule(
@@ -239,15 +239,15 @@ class AddressPlacement:
             try:
                 self._guard = guard(self.address, self.uplinks, exact=exact)
             except ConfigError as error:
-                # An agent that may not run nft itself can live with what setup-interface did.
+                # An agent that may not run nft itself relies on setup-interface.
                 if not (spot and spot.ruled and spot.lasting):
                     raise
-                return [] if self._settled else [f"{SETUP} made the rule: {error}"]
+                return [] if self._settled else [f"using the rule that {SETUP} created: {error}"]
             return []
         missed = self._guard.keep(self.uplinks, exact=exact)
         if before.keys() != self.uplinks.keys():
-            return [f"uplinks that nobody reaches {self.address} by: {_named(self.uplinks)}"]
-        gone = f"the rule that keeps other machines from {self.address} was changed: it is back"
+            return [f"uplinks on which {self.address} is unreachable: {_named(self.uplinks)}"]
+        gone = f"the rule that keeps other machines from {self.address} was changed: restored"
         return [gone] if missed else []
 
     def _keep_address(
@@ -260,7 +260,7 @@ class AddressPlacement:
             index, said = self._make_home(kernel)
             host_links.add_address(kernel, index, self.where, self.address, mark)
             if self._settled:
-                said.append(f"{self.address} was gone from {self.where}: it is back")
+                said.append(f"{self.address} was missing on {self.where}: restored")
             return said
         self.where = spot.interface
         if spot.mark is None:
@@ -270,25 +270,25 @@ class AddressPlacement:
         if mark != spot.mark:
             host_links.add_address(kernel, spot.index, self.where, self.address, mark)
         down = self.where != LOOPBACK and host_links.bring_up(kernel, spot.index)
-        return [f"{self.where} was down: it is up"] if down else []
+        return [f"{self.where} was down: brought up"] if down else []
 
     def _make_home(self, kernel: IPRoute) -> tuple[int, list[str]]:
-        """The index of the interface for the address, made if it is missing.
+        """The index of the interface for the address, created if it is missing.
 
         Raises:
-            ConfigError: somebody else's is called so.
+            ConfigError: another program's interface has the name.
         """
         said = []
         self.where = self._interface
         if self._interface != LOOPBACK:
             link = host_links.find_link(kernel, self._interface)
             if link is None and not host_links.make_link(kernel, self._interface, self._kind):
-                said = [f"this kernel has no {self._kind} interfaces: {self.address} is on lo"]
+                said = [f"this kernel has no {self._kind} interfaces: using lo for {self.address}"]
                 self.where = LOOPBACK
             elif link is not None and not link[1]:
                 raise ConfigError(
-                    f"{self._caller.interface_flag} {self._interface} is there already, and isthmus"
-                    " did not make it: choose another name"
+                    f"{self._caller.interface_flag} {self._interface} already exists, and Isthmus"
+                    " did not create it: choose another name"
                 )
         link = host_links.find_link(kernel, self.where)
         assert link is not None, self.where
@@ -301,15 +301,15 @@ class AddressPlacement:
         subnet = host_links.neighbours_subnet(held, self.address)
         if subnet is not None:
             said.append(
-                f"{self.address} lies in the subnet {subnet.address}/{subnet.prefix} of"
-                f" {subnet.interface}: another machine there that has it cannot be reached"
+                f"{self.address} is in the subnet {subnet.address}/{subnet.prefix} of"
+                f" {subnet.interface}: another machine there with this address is unreachable"
             )
         if not self.uplinks and not self._unguarded:
-            said.append("this host has no uplink yet: nothing is dropped")
+            said.append("this host has no uplink yet: no packets are dropped")
         missing = {name for name, index in self.uplinks.items() if not index}
         if missing:
             names = ", ".join(sorted(missing))
-            said.append(f"--uplink-interface {names}: there is no such interface yet")
+            said.append(f"--uplink-interface {names}: no such interface yet")
         return said
 
 

@@ -1,10 +1,9 @@
-"""Accepts connections for the HTTP ports: never more than so many, and a newcomer always gets in.
+"""Accepts connections for the HTTP ports: at most a fixed number, and never locking out new ones.
 
-A server of the event loop has no such bound: whoever opens connections to a health port and says
-nothing would take every descriptor of the program. It also keeps one TLS context for its life, and
-a certificate that is replaced has to show without a restart: here each connection shakes hands with
-whatever is current when it comes, while its source has not cost too much. What is asked for and
-answered is the protocol's part.
+The event loop's server has no such limit: a client that opens silent connections to a health port
+could take every descriptor of the program. It also keeps one TLS context for its life, but
+a replaced certificate must take effect without a restart: here each connection uses the current
+context, as long as its source has not cost too much. The protocol object handles requests.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ from isthmus.net.contexts import HotContext
 from isthmus.net.rules_slots import STRANGER_S, Allowance, Strangers
 
 Refused = Callable[[OSError], None]
-#: Hears from where a connection came that had to make room.
+#: Called with the source of a connection that was closed to make room.
 MadeRoom = Callable[[str], None]
 
 MOST_OPEN = 256
-#: For whoever listens: a burst that does not fit waits a second for its next SYN, others with it.
+#: Listen backlog: connections beyond it wait a second for their next SYN.
 BACKLOG = 4096
-#: One port has this part of the descriptors at most, so that two leave the others their share.
+#: One port uses at most this part of the descriptors, so that two leave enough for others.
 _PART = 16
 _LEAST = 16
 HANDSHAKE_S = 10.0
-#: How long an answer may lie with a client that takes nothing of it.
+#: How long an answer may wait for a client that reads none of it.
 UNREAD_S = 60.0
 _ACCEPTS_PER_EVENT = 16
 _REST_S = 0.2
 
 
 class Visitor:
-    """One connection: a handshake under way, then a transport."""
+    """One connection: a pending handshake, then a transport."""
 
     __slots__ = ("handshake", "transport")
 
@@ -47,11 +46,11 @@ class Visitor:
         self.transport: asyncio.Transport | None = None
 
     def is_gone(self) -> bool:
-        """Its connection is closed, or about to be."""
+        """Whether its connection is closed or closing."""
         return self.transport is not None and self.transport.is_closing()
 
     def cut(self) -> None:
-        """Close it now."""
+        """Close the connection now."""
         if self.transport is not None:
             self.transport.abort()
         elif self.handshake is not None:
@@ -59,15 +58,15 @@ class Visitor:
 
 
 class Visitors:
-    """The connections of one or several sites together, at most so many.
+    """The connections of one or several sites together, limited in number.
 
-    When it is full, the oldest of the source that has most goes for the one that comes. Nobody here
-    has proved anything, requests are short, and whoever opens many and says nothing would keep
-    everybody out, itself included.
+    When full, the oldest connection of the source with the most is closed for a new one. Clients
+    here are unauthenticated, requests are short, and a client with many silent connections would
+    otherwise lock out everyone, itself included.
     """
 
     def __init__(self, most: int = 0, made_room: MadeRoom = lambda _: None) -> None:
-        """``most`` 0: MOST_OPEN, or a part of the descriptors where that is less."""
+        """``most`` 0: MOST_OPEN, or a part of the descriptors if that is less."""
         self._open: Strangers[Visitor] = Strangers(most or _most())
         self._made_room = made_room
 
@@ -76,7 +75,7 @@ class Visitors:
         return len(self._open)
 
     def add(self, visitor: Visitor, source: str) -> None:
-        """One has come; another goes if there is no place."""
+        """Add a connection; close another one if full."""
         self._forget_gone()
         while (greedy := self._open.must_leave(oldest=True)) is not None:
             self._made_room(self._open.remove(greedy))
@@ -84,11 +83,11 @@ class Visitors:
         self._open.add(visitor, source)
 
     def remove(self, visitor: Visitor) -> None:
-        """It is gone, or never came to be a connection."""
+        """Remove a connection that ended or failed."""
         self._open.remove(visitor)
 
     def _forget_gone(self) -> None:
-        # Transports tell their protocol when they close, and nobody else.
+        # A transport reports its close only to its protocol.
         for visitor in [it for it in self._open if it.is_gone()]:
             self._open.remove(visitor)
 
@@ -103,8 +102,8 @@ def _most() -> int:
 class HttpSite:
     """Accepts from one listening socket until closed.
 
-    ``refused`` hears of every handshake that failed, ssl.SSLError or another OSError. Handshakes
-    are paid from the ``allowance``, and given back to who showed a certificate.
+    ``refused`` is called for every failed handshake, with ssl.SSLError or another OSError.
+    Handshakes are charged to the ``allowance``, and refunded to clients that present a certificate.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class HttpSite:
                 sock, _address = self._sock.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError:  # out of descriptors: asking again at once would only burn CPU
+            except OSError:  # out of descriptors: retrying at once would only burn CPU
                 self._pause()
                 self._resting = self._loop.call_later(_REST_S, self._read)
                 return
@@ -156,7 +155,7 @@ class HttpSite:
     def _welcome(self, sock: socket.socket) -> None:
         try:
             sock.setblocking(False)
-            # It counts while the peer's window is shut, too: no answer waits for ever.
+            # Also applies while the peer's window is closed: no answer waits for ever.
             unread_ms = int(UNREAD_S * 1000)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unread_ms)
             source = source_at(sock)
@@ -164,7 +163,7 @@ class HttpSite:
                 reset(sock)
                 sock.close()
                 return
-        except OSError:  # it has left already
+        except OSError:  # the peer has already left
             sock.close()
             return
         visitor = Visitor()
@@ -177,7 +176,7 @@ class HttpSite:
         task.add_done_callback(partial(self._done, visitor, sock))
 
     def _may_shake_hands(self, source: str) -> bool:
-        """Whether the source has left what a handshake costs us, and takes it."""
+        """Charge a handshake to the source; False if its allowance is used up."""
         if self._context is None or self._allowance is None:
             return True
         return self._allowance.spend(source, STRANGER_S)
@@ -204,7 +203,7 @@ class HttpSite:
             sock.close()
 
     async def close(self) -> None:
-        """Accept nobody more, and give up the handshakes that are under way."""
+        """Stop accepting, and cancel pending handshakes."""
         if self._sock.fileno() >= 0:
             self._pause()
         if self._resting is not None:

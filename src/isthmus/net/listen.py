@@ -23,7 +23,7 @@ _BACKLOG = 4096
 _ACCEPTS_PER_EVENT = 64
 _REST_S = 0.2
 _QUIET_S = 60.0
-#: How long a connection may wait while nothing is accepted before something is wrong.
+#: How long connections may wait without being accepted before this counts as a failure.
 UNDRAINED_S = 10.0
 _log = logging.getLogger("isthmus.net")
 
@@ -31,14 +31,14 @@ Accepted = Callable[[socket.socket], None]
 
 
 def bind_tcp(host: str, port: int, *, flag: str) -> list[socket.socket]:
-    """Bind a port; an empty host means every address, by one dual-stack socket where there is one.
+    """Bind a port; an empty host means every address, with one dual-stack socket if possible.
 
-    So does ``::``, as for programs in Go; ``0.0.0.0`` means those of IPv4 alone.
+    ``::`` means the same, as in Go's programs; ``0.0.0.0`` means IPv4 only.
 
-    What systemd passed for this flag is used instead.
+    A socket that systemd passed for this flag is used instead.
 
     Raises:
-        ConfigError: naming the flag and what is wrong.
+        ConfigError: names the flag and the problem.
     """
     try:
         passed = PASSED.take_tcp(flag, lambda: (host and _address_of(host), port))
@@ -76,12 +76,12 @@ def _bound(family: int, address: object, *, dual: bool) -> socket.socket:
 
 
 def bind_uds(path: str, *, delete_existing: bool, flag: str) -> socket.socket:
-    """Bind a UNIX socket, mode 0660, in place of a stale one.
+    """Bind a UNIX socket, mode 0660, replacing a stale one.
 
-    What systemd passed for this flag is used instead, with the mode that it has.
+    A socket that systemd passed for this flag is used instead, with its mode.
 
     Raises:
-        ConfigError: a live server has it, or the path is something else.
+        ConfigError: a live server uses it, or the path is not a socket.
     """
     passed = PASSED.take_uds(flag, path)
     if passed is not None:
@@ -89,8 +89,8 @@ def bind_uds(path: str, *, delete_existing: bool, flag: str) -> socket.socket:
         return passed
     _make_way(path, delete_existing=delete_existing, flag=flag)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    # The mode has to be right from the first moment, and only the umask is that early. It is the
-    # whole process's, but this happens before anything else runs.
+    # The mode has to be right from the first moment, which only the umask achieves. The umask
+    # belongs to the whole process, but this happens before anything else runs.
     before = os.umask(0o117)
     try:
         sock.bind(path)
@@ -140,15 +140,15 @@ def _make_way(path: str, *, delete_existing: bool, flag: str) -> None:
 
 
 def not_listening(sock: socket.socket) -> str:
-    """Say why a listening socket is none any more; empty while it is one."""
+    """Why a socket no longer listens; empty while it does."""
     try:
-        # Also tells when somebody closed the descriptor and its number is another file's by now.
-        # A UNIX socket that was shut down still says that it listens.
+        # Also fails if the descriptor was closed and its number reused for another file.
+        # A UNIX socket that was shut down still claims to listen.
         listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
         if listens and not _events(sock) & select.POLLHUP:
             return ""
     except OSError:
-        return "its socket is closed"
+        return "its socket was closed"
     return "its socket does not listen"
 
 
@@ -161,8 +161,8 @@ def _events(sock: socket.socket) -> int:
 class Listener:
     """Accepts connections from one bound socket until stopped.
 
-    On the poller like every other socket: what new clients ask for leaves in the same batch as
-    what the others send.
+    It is on the poller like every other socket, so requests of new clients are sent in the same
+    batch as those of others.
     """
 
     def __init__(
@@ -179,14 +179,14 @@ class Listener:
         self._family = sock.family
         self._is_tcp = sock.family != socket.AF_UNIX
         self._resting: asyncio.TimerHandle | None = None
-        self._short = False  # of descriptors, when one was accepted last
+        self._short = False  # whether descriptors were short at the last accept
         self._quiet_until = float("-inf")
         self._path = "" if self._is_tcp else str(sock.getsockname())
-        #: The path of a UNIX socket, or the address and port that were bound.
+        #: The path of a UNIX socket, or the bound address and port.
         self.name = self._path or str(HostPort(*self.address))
         self._inode = os.stat(self._path).st_ino if self._path else 0
         self._stopped = False
-        #: How many connections were accepted.
+        #: The number of accepted connections.
         self.accepted = 0
         self._waiting: tuple[int, float] | None = None
         poller.register(sock.fileno(), IN, self._readable)
@@ -203,9 +203,9 @@ class Listener:
         return str(host), int(port)
 
     def trouble(self, now: float) -> str:
-        """Say why nobody can come in here; empty while all is well, and once stopped.
+        """Why clients cannot connect here; empty while they can, and once stopped.
 
-        Asked now and then, it notices as well when connections wait and none is accepted. A few
+        Called periodically, it also detects that connections wait and none is accepted. Costs a few
         system calls.
         """
         if self._stopped:
@@ -226,7 +226,7 @@ class Listener:
             return False
 
     def _undrained(self, now: float) -> str:
-        # Out of descriptors is no reason to end what has them: that is said in the log.
+        # A lack of descriptors is logged, but must not restart the program that uses them.
         if self._resting is not None or not _events(self._sock):
             self._waiting = None
             return ""
@@ -240,13 +240,14 @@ class Listener:
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTS_PER_EVENT):
-            if self._stopped or self._resting is not None:  # it looks again when it wakes
+            if self._stopped or self._resting is not None:  # it retries when it wakes
                 return
             if self._short and self._still_short():
                 return
             try:
-                # What accept() calls before it makes a plain socket, of which another would have to
-                # be made: accepting and closing takes 13.8 µs this way, and 16.6 that way (timeit).
+                # socket.accept() calls this and wraps the result in a plain socket, which would
+                # have to be wrapped again: accepting and closing takes 13.8 µs this way, and 16.6
+                # that way (timeit).
                 fd, _ = self._sock._accept()  # type: ignore[attr-defined]  # typeshed has it not
             except BlockingIOError:
                 return
@@ -264,12 +265,14 @@ class Listener:
             try:
                 self._accepted(sock)
             except Exception:
-                self._poller.again(self._accept)  # those that wait made their edge already
+                self._poller.again(
+                    self._accept
+                )  # waiting connections will not trigger another edge
                 raise
         self._poller.again(self._accept)
 
     def _still_short(self) -> bool:
-        """Whether only such descriptors are left as are not for peers; then whoever comes waits."""
+        """Whether only reserved descriptors are left; connections then wait."""
         try:
             probe = os.dup(self._sock.fileno())
         except OSError as exc:
@@ -282,8 +285,8 @@ class Listener:
         return self._short
 
     def _rest(self, exc: OSError) -> None:
-        # Out of descriptors: the connection stays in the queue, and its edge came already.
-        # Asking again at once would burn the CPU that is needed to finish something.
+        # Out of descriptors: the connection stays in the queue, without another edge.
+        # Retrying at once would burn the CPU that is needed to finish other connections.
         now = self._loop.time()
         if now >= self._quiet_until:
             self._quiet_until = now + _QUIET_S
@@ -295,7 +298,7 @@ class Listener:
         self._poller.again(self._accept)
 
     def stop(self) -> None:
-        """Close, and remove the UNIX socket's file if it is still ours, and not systemd's."""
+        """Close, and remove the UNIX socket's file if it is still ours and not systemd's."""
         if self._stopped:
             return
         self._stopped = True

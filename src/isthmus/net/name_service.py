@@ -1,13 +1,13 @@
-"""Follows resolv.conf, hosts and nsswitch.conf: each lookup sees the files as they are now.
+"""Follows resolv.conf, hosts and nsswitch.conf: each lookup uses the current files.
 
-A file is read again when its stat(2) has changed, which is asked for at every lookup (2 µs a file).
-One that is gone counts as empty. One that cannot be read, is no plain file or is too long keeps
-what was read last; where nothing was, the C library is left to make sense of it.
+A file is read again when its stat(2) has changed, which every lookup checks (2 µs a file).
+A missing file counts as empty. A file that is unreadable, not regular or too long keeps
+its last contents; without any, the C library interprets it.
 
-SystemLookups is the C library's getaddrinfo() in threads of its own, for name sources that only it
-knows. A lookup in a thread cannot be taken back: its thread is busy until the C library gives up.
-So there are few threads, and no client gets as many as are left for others; whoever comes while it
-has no thread to spare waits for its turn, and those who wait take turns by client.
+SystemLookups is the C library's getaddrinfo() in threads, for name sources that only it
+knows. A lookup in a thread cannot be cancelled: its thread is busy until the C library gives up.
+There are therefore few threads, and no client gets as many as are left for others; lookups
+without a free thread wait, and waiting clients take turns.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DNS_PORT = 53
 #: A hosts file of 8 MiB is read in 0.4 s, once; the others are a few lines.
 MOST_HOSTS_BYTES = 8 * 1024 * 1024
 MOST_CONF_BYTES = 64 * 1024
-#: "Make sense of it yourself": a source that only the C library knows.
+#: Leave it to the C library: a source that only it knows.
 _UNKNOWN: tuple[NameSource, ...] = (NameSource("unreadable"),)
 _TICK_NS = 100_000_000
 MOST_THREADS = 32
@@ -51,7 +51,7 @@ _Stamp = tuple[int, int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamePaths:
-    """Where the files are, and the port of the DNS servers."""
+    """The paths of the files, and the port of the DNS servers."""
 
     resolv_conf: str = "/etc/resolv.conf"
     hosts: str = "/etc/hosts"
@@ -59,7 +59,7 @@ class NamePaths:
     dns_port: int = DNS_PORT
 
 
-#: Of every resolver that is told of no others.
+#: The default paths of resolvers.
 SYSTEM = NamePaths()
 
 
@@ -76,7 +76,7 @@ class _Followed(Generic[T]):
 
     @property
     def value(self) -> T:
-        """What was read last; whether that is still so is not asked."""
+        """The last value read, without checking the file."""
         return self._value
 
     def current(self) -> T:
@@ -104,12 +104,12 @@ class _Followed(Generic[T]):
     def _keep(self, trouble: str) -> T:
         if trouble != self._trouble:
             self._trouble = trouble
-            _log.warning("cannot read %s: %s; using what it said before", self._path, trouble)
+            _log.warning("cannot read %s: %s; using its previous contents", self._path, trouble)
         return self._value
 
 
 class NameService:
-    """What the files say."""
+    """The contents of the files."""
 
     def __init__(self, paths: NamePaths | None = None) -> None:
         paths = paths if paths is not None else SYSTEM
@@ -123,20 +123,20 @@ class NameService:
         self._order = _Followed(paths.nsswitch, parse_nsswitch, MOST_CONF_BYTES, _UNKNOWN)
 
     def order(self) -> tuple[NameSource, ...]:
-        """Look at the files, and say where names are looked up, in this order.
+        """Check the files, and return the sources of names, in order.
 
-        It is the C library's business where a file is unreadable.
+        If a file is unreadable, this is left to the C library.
         """
         if self._conf.current() is None or self._hosts.current() is None:
             return _UNKNOWN
         return self._order.current()
 
     def in_hosts(self, name: str) -> tuple[str, ...]:
-        """The addresses that the hosts file had for a name when ``order`` was asked for."""
+        """The addresses of a name in the hosts file, as of the last ``order``."""
         return (self._hosts.value or {}).get(name.lower().removesuffix("."), ())
 
     def conf(self) -> ResolvConf:
-        """Whom to ask by DNS; of the same moment."""
+        """The DNS configuration, as of the last ``order``."""
         return self._conf.value or ResolvConf()
 
 
@@ -145,7 +145,7 @@ def _resolv_conf(text: str) -> ResolvConf:
 
 
 class SystemLookups:
-    """Asks the C library, for several clients at once."""
+    """Uses the C library, for several clients at once."""
 
     def __init__(
         self,
@@ -177,13 +177,13 @@ class SystemLookups:
         )
         try:
             thread.start()
-        except RuntimeError as exc:  # no more threads
+        except RuntimeError as exc:  # no thread can be started
             self._end(client)
             raise OSError(str(exc)) from exc
         return await answer
 
     def _has_room(self, client: Hashable) -> bool:
-        """As many threads are free as the client has, or more, and it has not the most."""
+        """Whether the client may use one more thread: at least as many are free as it uses."""
         has, free = self._running.get(client, 0), self._most - self._busy
         return has < min(self._most_per_client, free)
 
@@ -205,7 +205,7 @@ class SystemLookups:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                self._end(client)  # its turn had just come
+                self._end(client)  # it had just got its turn
             else:
                 self._leave(client, turn)
             raise
@@ -220,7 +220,7 @@ class SystemLookups:
     def _next_turns(self) -> None:
         for client in list(self._queues):
             waiting = self._queues[client]
-            while waiting and waiting[0].done():  # cancelled, and it has not heard of it yet
+            while waiting and waiting[0].done():  # cancelled, but not notified yet
                 waiting.popleft()
             if waiting and self._has_room(client):
                 self._begin(client)
@@ -236,11 +236,11 @@ class SystemLookups:
             found = list(dict.fromkeys(str(info[4][0]) for info in infos))
         except OSError as exc:
             found = exc
-        except Exception as exc:  # UnicodeError: it cannot be a name
+        except Exception as exc:  # UnicodeError: not a valid name
             found = OSError(str(exc))
         try:
             self._loop.call_soon_threadsafe(self._tell, client, answer, found)
-        except RuntimeError:  # the loop has ended meanwhile
+        except RuntimeError:  # the loop has ended in the meantime
             return
 
     def _tell(

@@ -1,7 +1,7 @@
-"""A look at the ClientHello of an accepted connection, which leaves every byte where it is.
+"""Peeks at the ClientHello of an accepted connection without consuming it.
 
-Whoever owns the socket afterwards reads them as if nobody had looked (MSG_PEEK, recv(2)). What the
-bytes say is wire/client_hello.py.
+The next owner of the socket reads the bytes as if nothing had happened (MSG_PEEK, recv(2)).
+wire/client_hello.py parses them.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from isthmus.errors import ProtocolError
 from isthmus.net.poller import HUP, IN, OUT, RDHUP, Poller
 from isthmus.wire.client_hello import MAX_HELLO_BYTES, ClientHello, hello_in
 
-#: Takes the look, what the client said, and the events whose edge will not come again.
+#: Called with the peek, the hello, and the events whose edge will not be repeated.
 Seen = Callable[["HelloPeek", ClientHello, int], None]
 
 
 class HelloPeek:
-    """One look; ``seen`` or ``lost`` is called once, unless it is closed before.
+    """One peek; ``seen`` or ``lost`` is called once, unless it is closed before.
 
-    ``seen`` gets an empty hello for what is none, is too much for one, or ended too early: TLS has
-    the right words for those. The socket is its own from then on; it is registered with the
-    poller, so that its next owner only takes the place of the handler, and has to be told the
-    events. ``lost`` hears that there will be nothing to look at; then the socket is closed.
+    ``seen`` gets an empty hello for anything else, for too much, or an early end: TLS reports
+    those better. The socket then belongs to the callback; it stays registered with the
+    poller, so its next owner only replaces the handler, and receives the
+    events. ``lost`` means that no hello will arrive; the socket is then closed.
     """
 
     __slots__ = (
@@ -49,7 +49,7 @@ class HelloPeek:
         seen: Seen,
         lost: Callable[[HelloPeek, bool], None],
     ) -> None:
-        """``lost(look, late)`` tells a client that was too slow from one that broke off."""
+        """``late`` in ``lost(look, late)`` tells a timeout from a broken connection."""
         self.sock = sock
         self.due_at = loop.time() + timeout_s
         self._poller = poller
@@ -59,7 +59,7 @@ class HelloPeek:
         self._over = False
         self._wanted = 1
         self._timer = loop.call_at(self.due_at, self._end, True)
-        # With OUT, which a link wants, too: the registration stays as it is.
+        # With OUT, which links need, too: the registration stays unchanged.
         poller.register(sock.fileno(), IN | OUT | RDHUP, self._on_events)
 
     def _on_events(self, mask: int) -> None:
@@ -68,7 +68,7 @@ class HelloPeek:
             return
         try:
             data = self.sock.recv(MAX_HELLO_BYTES, socket.MSG_PEEK)
-            # Not read again from its start for each of its bytes: they may come one by one.
+            # Avoids parsing from the start for each byte: they may arrive one by one.
             hello = hello_in(data) if len(data) >= self._wanted else self._wanted
         except BlockingIOError:
             return
@@ -94,7 +94,7 @@ class HelloPeek:
                 self.close()
 
     def close(self) -> None:
-        """Give up silently; also when something failed on the way to the next owner."""
+        """Cancel, without a callback; also after a failure on the way to the next owner."""
         self._over = True
         self._timer.cancel()
         self._poller.close(self.sock)

@@ -1,12 +1,12 @@
 """One edge-triggered epoll for every data socket, watched by the event loop as one descriptor.
 
-Why not the loop's own transports: measured side by side on 2 cores, a plain relay over uvloop's
+Compared with the loop's own transports, side by side on 2 cores, a plain relay over uvloop's
 BufferedProtocol against the same relay over this poller (medians of interleaved rounds) gave
 20,000 against 27,000 request/responses per second at 16 connections, 2,880 against 3,720 dials per
 second at 8, and the same bulk rate. Besides, a paused or half-closed uvloop transport notices
-neither FIN nor RST; here a socket is registered once, with all its events, and is never deaf.
+neither FIN nor RST; here a socket is registered once, with all its events, and always sees both.
 
-It also knows where a batch of events ends, so that frames of many streams leave in one write.
+It also knows where a batch of events ends, so that frames of many streams are sent in one write.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ CIPHER_BYTES = 256 * 1024
 RECORD_BYTES = 16 * 1024  # the most that one TLS record holds (RFC 8446 §5.1)
 _PLAIN_BYTES = CIPHER_BYTES + RECORD_BYTES
 _EVENTS_PER_BATCH = 256
-#: While it is busy the poller looks again before it gives the turn back: what arrived meanwhile
-#: saves a turn of the loop (request/responses at 16 connections 0.89 -> 1.01 of a haproxy pair's,
-#: dials at 8 from 2.5 to 2.9 times; medians of paired rounds). The bound leaves timers their turn.
+#: A busy poller looks again before it returns to the loop: what arrived in the meantime
+#: saves an iteration of the loop (request/responses at 16 connections 0.89 -> 1.01 of a haproxy
+#: pair's, dials at 8 from 2.5 to 2.9 times; medians of paired rounds). The bound lets timers run.
 _BATCHES_PER_TURN = 4
-#: How long an answer that nobody waits for may wait for something that it can go with.
+#: How long a frame that is not urgent may wait to be sent with others.
 _PATIENCE_S = 0.005
 _log = logging.getLogger("isthmus.net")
 _all: WeakSet[Poller] = WeakSet()
@@ -42,9 +42,9 @@ _all: WeakSet[Poller] = WeakSet()
 class Poller:
     """Dispatches socket events to their handlers; one per event loop.
 
-    The buffers for reading belong to it, since its connections read one after the other and keep
+    The read buffers belong to it, because its connections read one after the other and keep
     nothing there between two calls: ``carried`` is for plain carriers, ``cipher`` and ``plain``
-    for TLS. They are not the process's: a second loop in another thread reads at the same time.
+    for TLS. They are per poller: another loop in another thread reads concurrently.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -67,28 +67,28 @@ class Poller:
         return len(self._handlers)
 
     def owners(self) -> list[object]:
-        """Whose sockets are watched, each a RawSocket as a rule."""
+        """The owners of the watched sockets, usually RawSockets."""
         return [getattr(handler, "__self__", None) for handler in self._handlers.values()]
 
     def register(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
         """Call ``handler(mask)`` at every edge of these events.
 
-        A descriptor that is registered already only changes its handler: that is how a socket
-        that was connecting becomes an end. Edges seen before belong to the old handler.
+        Registering a registered descriptor only changes its handler, which turns a connecting
+        socket into an end. Earlier edges belong to the old handler.
         """
         if fd not in self._handlers:
             self._epoll.register(fd, events | EDGE)
         self._handlers[fd] = handler
 
     def modify(self, fd: int, events: int) -> None:
-        """Change which events have edges; an edge comes at once for one that holds already."""
+        """Change the watched events; one that already holds triggers an edge at once."""
         if not self._epoll.closed:
             self._epoll.modify(fd, events | EDGE)
 
     def rearm(self, fd: int, events: int) -> bool:
-        """Ask for an edge if one of the events holds now; False if the descriptor is not watched.
+        """Request an edge if one of the events holds now; False if the descriptor is not watched.
 
-        The kernel forgets a descriptor by itself when somebody else closes it.
+        The kernel forgets a descriptor by itself if it is closed elsewhere.
         """
         if fd not in self._handlers:
             return False
@@ -99,9 +99,9 @@ class Poller:
         return True
 
     def close(self, sock: socket.socket) -> None:
-        """Forget a socket and close it when this batch is over."""
-        # Not at once: its number could be taken by a new socket within the batch, and an event
-        # of the old one would then be told to the new.
+        """Unregister a socket and close it after this batch."""
+        # Not at once: a new socket could get its number within the batch, and would then receive
+        # the old one's events.
         if self._handlers.pop(sock.fileno(), None) is not None:
             self._doomed.append(sock)
             self._schedule()
@@ -109,23 +109,23 @@ class Poller:
             sock.close()
 
     def release(self, sock: socket.socket) -> None:
-        """Forget a socket that goes on elsewhere; closing it here would not do that."""
+        """Unregister a socket that another owner continues to use, without closing it."""
         if self._handlers.pop(sock.fileno(), None) is not None and not self._epoll.closed:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(sock.fileno())
 
     def again(self, call: Callable[[], None]) -> None:
-        """Call once more in the next round: an edge comes only once, and more may be there."""
+        """Call once more in the next round: an edge occurs only once, and there may be more."""
         self._again.append(call)
         self._schedule()
 
     def flush_later(self, call: Callable[[], None]) -> None:
-        """Call when the current batch of events is done."""
+        """Call after the current batch of events."""
         self._flushes.append(call)
         self._schedule()
 
     def flush_in_time(self, call: Callable[[], None]) -> None:
-        """Call within milliseconds, unless what it would flush has gone by then."""
+        """Call within milliseconds, unless a flush happens earlier."""
         if not self._patient:
             self.loop.call_later(_PATIENCE_S, self._out_of_patience)
         self._patient.append(call)
@@ -141,8 +141,8 @@ class Poller:
             self.loop.call_soon(self._scheduled_rest)
 
     def _scheduled_rest(self) -> None:
-        # Only here: a batch that ends while this waits must not let another one be scheduled, or
-        # a busy socket gets one more round per turn of the loop with every batch.
+        # Only here: a batch that ends while this waits must not schedule another one, or
+        # a busy socket gets one more round per loop iteration with every batch.
         self._scheduled = False
         self._rest()
 
@@ -161,7 +161,7 @@ class Poller:
                         self._failed(handler)
             self._rest()
             if self._scheduled:
-                break  # a firehose wants another look: everybody else comes first
+                break  # a very busy socket asks again: let all others go first
 
     def _rest(self) -> None:
         """Second looks, then the flushes of everything that the batch wrote, then the closes."""
@@ -190,7 +190,7 @@ class Poller:
 
     @staticmethod
     def _failed(call: Callable[..., None]) -> None:
-        """A bug: say so, and reset that connection, which would otherwise hang for ever."""
+        """Log a bug, and reset that connection, which would otherwise hang for ever."""
         _log.exception("a socket's handler failed")
         broken = getattr(getattr(call, "__self__", None), "broken", None)
         if broken is not None:
@@ -198,7 +198,7 @@ class Poller:
                 broken()
 
     def shut_down(self) -> None:
-        """Stop watching; owners of registered sockets still close them, which is then at once."""
+        """Stop watching; owners still close registered sockets, which then happens at once."""
         if self._epoll.closed:
             return
         self.loop.remove_reader(self._epoll.fileno())
@@ -210,5 +210,5 @@ class Poller:
 
 
 def is_carried(fd: int) -> bool:
-    """Tell whether a descriptor is one that some poller of this process has."""
+    """Whether a poller of this process watches this descriptor."""
     return any(fd in poller._handlers for poller in list(_all))

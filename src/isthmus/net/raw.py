@@ -1,6 +1,6 @@
-"""A non-blocking stream socket on the poller: events in, bytes out, and the ways to end.
+"""A non-blocking stream socket on the poller: events in, bytes out, and how it ends.
 
-The base of every socket end and carrier. Subclasses say what to do with what is readable;
+The base of every socket end and carrier. Subclasses handle readable data;
 plain ends are socket_end.py, TLS is tls.py.
 """
 
@@ -19,13 +19,13 @@ from isthmus.net.poller import ERR, HUP, IN, OUT, RDHUP, Poller
 from isthmus.tunnel.budget import Account
 
 READ_BYTES = 64 * 1024
-#: A sink says full above this many bytes that the kernel did not take, and resumes at nothing left.
+#: A sink is full above this many bytes not taken by the kernel, and resumes when all are sent.
 FULL_BYTES = 64 * 1024
-#: What may be kept early without a charge: it is in what a connection costs (rules_slots.py).
+#: Early bytes that are not charged: the price of a connection includes them (rules_slots.py).
 FREE_BYTES = 2048
 _MOST_PARTS = 64
 _SMALL_BYTES = 4096
-#: How many reads the bytes before a reset may take; more than the kernel holds is not lost by us.
+#: The most reads of bytes before a reset, enough for everything that the kernel holds.
 MOST_LAST_READS = 64
 # socket.socket.family makes an enum of the number each time, which costs 1.4 µs (timeit).
 _family_of = socket.SocketType.family.__get__
@@ -33,11 +33,11 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 def _take_away(out: deque[bytes | memoryview | bytearray], sent: int) -> None:
-    """Forget so many bytes at the front: the kernel has them."""
+    """Drop ``sent`` bytes at the front: the kernel has them."""
     while sent:
         part = out[0]
         if sent < len(part):
-            # Of a copy where it may grow: a view would forbid that.
+            # A copy if it may grow: a view would prevent that.
             out[0] = memoryview(bytes(part) if type(part) is bytearray else part)[sent:]
             break
         sent -= len(part)
@@ -67,9 +67,9 @@ class RawSocket:
         "unread",
     )
 
-    #: Edges of OUT are asked for only while something waits: besides, a UNIX socket has one for
-    #: the peer's every read, and TCP one for the connection and one for our FIN. A connection
-    #: that is full again and again, and lives long, has them always.
+    #: Edges of OUT are requested only while data waits: otherwise a UNIX socket has one for
+    #: every read of the peer, and TCP one for the connection and one for our FIN. A long-lived
+    #: connection that is often full always requests them.
     always_out = False
 
     def __init__(self, sock: socket.socket, poller: Poller) -> None:
@@ -78,29 +78,29 @@ class RawSocket:
         self.poller = poller
         self.closed = False
         self.paused = False
-        self.unread = False  # an edge came while paused, or the last read filled its buffer
-        self.peer_shut = False  # the edge of the peer's FIN came: read on until the end of file
+        self.unread = False  # an edge occurred while paused, or the last read filled its buffer
+        self.peer_shut = False  # the peer's FIN arrived: read until the end of file
         self.hung_up = False  # both directions are shut: on a UNIX socket, the peer has closed
         self.out_bytes = 0
-        self.payer: Account | None = None  # None: somebody else counts what waits here
-        self._kept = 0  # of the payer's: bytes that were read before anybody could take them
+        self.payer: Account | None = None  # None: another object counts what waits here
+        self._kept = 0  # charged to the payer: bytes read before they could be delivered
         self._out: deque[bytes | memoryview | bytearray] | None = None
         self._shut = False
-        self._queued = False  # a second look is due: one per round, or a busy socket takes them all
+        self._queued = False  # a second read is scheduled, at most one per round
         self._recv = sock.recv
         self._send = sock.send
         self._is_tcp = _family_of(sock) != socket.AF_UNIX
         if self._is_tcp:
-            # An urgent byte outside the stream would end a read early, which we take for empty.
+            # An out-of-band byte would end a read early, which would be mistaken for empty.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_OOBINLINE, 1)
         events = IN | RDHUP | OUT if self.always_out else IN | RDHUP
         poller.register(self.fd, events, self.on_events)
 
     @property
     def kernel_bytes(self) -> int:
-        """What the kernel has and the peer's kernel has not taken (SIOCOUTQ, tcp(7)).
+        """Bytes in the kernel that the peer's kernel has not taken (SIOCOUTQ, tcp(7)).
 
-        On a UNIX socket with what the kernel needs to keep it; 0 where it does not tell.
+        On a UNIX socket including the kernel's overhead; 0 if unavailable.
         """
         if self.closed:
             return 0
@@ -110,18 +110,18 @@ class RawSocket:
             return 0
         return int.from_bytes(answer, sys.byteorder, signed=True)
 
-    # What subclasses say.
+    # Implemented by subclasses.
 
     def readable(self) -> None:
-        """Read and deliver; called when an edge came and reading is not paused."""
+        """Read and deliver; called after an edge while reading is not paused."""
         raise NotImplementedError
 
     def drained(self) -> None:
-        """Everything unsent has gone into the kernel."""
+        """The kernel has taken all unsent data."""
         raise NotImplementedError
 
     def last_words(self) -> None:
-        """Read and deliver what arrived before a reset: an early answer, most often."""
+        """Read and deliver what arrived before a reset, usually an early answer."""
         raise NotImplementedError
 
     def broken(self) -> None:
@@ -131,7 +131,7 @@ class RawSocket:
     # Events.
 
     def on_events(self, mask: int) -> None:
-        """Take what the poller saw."""
+        """Handle events of the poller."""
         if self.closed:
             return
         if mask & ERR and self.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
@@ -149,7 +149,7 @@ class RawSocket:
                 self.readable()
 
     def read_again(self) -> None:
-        """Read what an edge announced earlier."""
+        """Read after an earlier edge."""
         self._queued = False
         if self.closed:
             return
@@ -175,7 +175,7 @@ class RawSocket:
     # Output.
 
     def put(self, data: bytes) -> bool:
-        """Send now what the kernel takes and keep the rest; False when too much is kept."""
+        """Send what the kernel takes now and keep the rest; False when too much is kept."""
         if self._out is not None:
             self._keep(data)
             self.out_bytes += len(data)
@@ -187,9 +187,9 @@ class RawSocket:
         except BlockingIOError:
             sent = 0
         except OSError:
-            # What broke it is told by the poller too, but only once it is asked again.
+            # The poller reports the error too, but only in its next round.
             self.poller.again(self._break)
-            self.out_bytes += len(data)  # taken, and never sent
+            self.out_bytes += len(data)  # accepted, but never sent
             return True
         if sent == len(data):
             return True
@@ -197,7 +197,7 @@ class RawSocket:
         return self.out_bytes <= FULL_BYTES
 
     def put_parts(self, parts: list[bytes]) -> bool:
-        """The same for several pieces, without making one of them first."""
+        """The same for several pieces, without joining them first."""
         size = sum(map(len, parts))
         if self._out is not None:
             self._out.extend(parts)
@@ -229,9 +229,9 @@ class RawSocket:
             self.poller.modify(self.fd, IN | RDHUP | OUT)
 
     def charge_to(self, payer: Account | None) -> None:
-        """Have this account pay for what waits here, until it is closed; None: nobody.
+        """Charge this account for what waits here, until it is closed; None: no account.
 
-        Not where the other end is a stream, which counts what its sink has not taken.
+        Not if the other end is a stream, which counts what its sink has not taken.
         """
         before, size = self.payer, self._kept
         if before is payer:
@@ -251,9 +251,9 @@ class RawSocket:
             before.close()
 
     def keeps(self, size: int) -> None:
-        """Charge ``size`` bytes that were read and wait until somebody can take them.
+        """Charge ``size`` bytes that were read and cannot be delivered yet.
 
-        A few are in what the connection costs anyway.
+        A small amount is included in the price of a connection.
         """
         payer = self.payer
         if payer is None:
@@ -265,7 +265,7 @@ class RawSocket:
             payer.give_back(before - self._kept)
 
     def _keep(self, data: bytes) -> None:
-        """Queue bytes behind unsent ones; small ones together, or each costs a hundred more."""
+        """Queue bytes after unsent ones; small pieces are joined, to save 100 bytes each."""
         assert self._out is not None
         if len(data) >= _SMALL_BYTES:
             self._out.append(data)
@@ -277,7 +277,7 @@ class RawSocket:
             self._out.append(bytearray(data))
 
     def _break(self) -> None:
-        """The connection is reset or failed: deliver what came before that, then say so."""
+        """The connection was reset or failed: deliver what arrived before, then report it."""
         if not self.closed:
             if not self.paused:
                 self.last_words()
@@ -305,7 +305,7 @@ class RawSocket:
         self.drained()
 
     def shut_write(self) -> None:
-        """Send FIN once everything unsent has gone."""
+        """Send FIN after all unsent data."""
         if not self._shut:
             self._shut = True
             if self._out is None:
@@ -315,12 +315,12 @@ class RawSocket:
         try:
             self.sock.shutdown(socket.SHUT_WR)
         except OSError:
-            return  # reset already: the poller tells
+            return  # already reset: the poller reports it
 
     # Ending.
 
     def close(self) -> None:
-        """Close; the kernel still delivers what it took."""
+        """Close; the kernel still delivers what it has taken."""
         if not self.closed:
             self.closed = True
             if self.payer is not None:
@@ -329,10 +329,11 @@ class RawSocket:
             self.poller.close(self.sock)
 
     def reset(self) -> None:
-        """Close so that a TCP peer sees a reset. A UNIX socket cannot say it: it closes."""
+        """Close so that a TCP peer sees a reset. A UNIX socket just closes."""
         if not self.closed:
             if self._is_tcp:
-                # Only this makes an RST: abort() and close() send FIN, which reads as success.
+                # Only this causes an RST: a transport's abort() and close() send FIN, which reads
+                # as success.
                 with contextlib.suppress(OSError):
                     self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
             self.close()

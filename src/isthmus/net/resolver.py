@@ -1,21 +1,21 @@
-"""From a name to socket addresses: static aliases first, then what nsswitch.conf names, in order.
+"""Resolves names to socket addresses: static aliases first, then the sources of nsswitch.conf.
 
-/etc/hosts is read here and DNS is asked from here; any other source is left to getaddrinfo()
-(name_service.py). No lookup waits for another: each has a socket of its own, and whoever does not
-want its answer any more ends it. There may be as many as MOST_PENDING, half of them of one client;
-then the oldest of the client with most is given up, as it is the likeliest to never be answered.
+This package reads /etc/hosts and queries DNS itself; getaddrinfo() handles any other source
+(name_service.py). No lookup waits for another: each has its own socket, and cancelling it ends
+it. There may be MOST_PENDING at once, half of them of one client; beyond that the oldest lookup of
+the client with the most is dropped, because it is the least likely to be answered.
 
 Why not aiodns 4.0 (pycares 5.2, c-ares; wheels for CPython 3.9 to 3.14 and PyPy), which was tried
-first: a lookup that is cancelled goes on. A channel ends all of its queries or none, and of 64
+first: a cancelled lookup continues. A channel ends all of its queries or none, and of 64
 cancelled lookups all were sent again, 308 datagrams in 5 s. A channel for each lookup would end
 them, but reads every file each time, hides its sockets from descriptors.py, and with aiodns has
-a thread and four descriptors; c-ares knows no other source of nsswitch.conf, nor its actions, and
-waits for a family that is not answered though the other is. CPU time for both families of a new
-name on uvloop, a server on loopback, at 1 and at 64 lookups at once: this 211 and 187 µs (a name in
-/etc/hosts 15), aiodns 323 and 149, a channel for each 428 and 354, dns.asyncresolver 669 and 688,
-getaddrinfo in libuv's threads 154 and 118; behind a search list that three domains deny, this 359
-and 477, getaddrinfo 158 and 151. 512 lookups without an answer hold 4.0 MB and 512 descriptors
-here, 2.5 MB with aiodns, 11 MB and 1,024 descriptors with dns.asyncresolver.
+a thread and four descriptors; c-ares supports no other source of nsswitch.conf, nor its actions,
+and waits for an unanswered family although the other is answered. CPU time for both families of a
+new name on uvloop, a server on loopback, at 1 and at 64 lookups at once: this 211 and 187 µs (a
+name in /etc/hosts 15), aiodns 323 and 149, a channel for each 428 and 354, dns.asyncresolver 669
+and 688, getaddrinfo in libuv's threads 154 and 118; with a search list of which three domains deny
+the name, this 359 and 477, getaddrinfo 158 and 151. 512 unanswered lookups hold 4.0 MB and 512
+descriptors here, 2.5 MB with aiodns, 11 MB and 1,024 descriptors with dns.asyncresolver.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ if TYPE_CHECKING:
     from isthmus.net.dns_client import DnsClient
 
 MOST_PENDING = 1024
-#: Each lookup has a descriptor: together no more than this part of all.
+#: Each lookup has a descriptor; all lookups use at most this part of them.
 _PART = 8
 _LEAST_PENDING = 32
-#: A lookup that is younger is not given up for another one of the same client.
+#: A younger lookup is not dropped for another one of the same client.
 YOUNG_S = 1.0
-#: For one newcomer; one that several clients wait for makes no room when one of them is sent away.
+#: Attempts per new lookup; dropping a client of a shared lookup frees no slot.
 _MOST_GIVEN_UP = 8
-#: Whatever resolv.conf says, a lookup ends.
+#: The limit of a lookup, whatever resolv.conf says.
 MOST_LOOKUP_S = 60.0
 TOO_MANY = "too many lookups are waiting for the resolver"
 _SRV_LOOKUP_S = 5.0
-_ANY_PORT = 9  # nothing is sent: a connected datagram socket only asks the routing table
+_ANY_PORT = 9  # nothing is sent: a connected datagram socket only queries the routing table
 _log = logging.getLogger("isthmus.names")
 
 Found = Callable[[Sequence[Address]], None]
-#: Ends a lookup, silently; afterwards it does nothing.
+#: Cancels a lookup, without a callback; does nothing afterwards.
 Cancel = Callable[[], None]
 
 
 class UnresolvedError(IsthmusError):
-    """A name has no address, or nobody could say."""
+    """A name has no address, or could not be resolved."""
 
 
 def nothing() -> None:
-    """End a lookup that is over."""
+    """Do nothing: cancels a finished lookup."""
 
 
 class _Waiter:
-    """Somebody who wants the addresses of a name."""
+    """A request for the addresses of a name."""
 
     __slots__ = ("failed", "found", "port")
 
@@ -76,7 +76,7 @@ class _Waiter:
 
 
 class _Lookup:
-    """One name that is looked up, for everybody who wants it; it counts for one client."""
+    """One pending name, for all its requests; it counts for one client."""
 
     __slots__ = ("began_at", "client", "name", "task", "waiters")
 
@@ -89,9 +89,9 @@ class _Lookup:
 
 
 class Resolver:
-    """Looks names up; literal addresses never come here on the dial path.
+    """Resolves names; dials of literal addresses never come here.
 
-    ``client`` is who asks, as far as it is known: bounds are by client.
+    ``client`` is the requester, as far as known: limits are per client.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class Resolver:
         paths: NamePaths | None = None,
         for_peers: bool = True,
     ) -> None:
-        """``for_peers`` False: it looks up the program's own links (descriptors.py).
+        """``for_peers`` False: it resolves the program's own links (descriptors.py).
 
-        An alias leads to addresses, each alone or with the port that takes the asked one's place.
+        An alias stands for addresses, each optionally with a port that replaces the requested one.
         """
         self._loop = loop
         self._aliases = {
@@ -117,19 +117,19 @@ class Resolver:
         self._dns: DnsClient | None = None
         self._system = SystemLookups(loop)
         self._lookups: dict[str, _Lookup] = {}
-        self._by_client: dict[Hashable, dict[_Lookup, None]] = {}  # the oldest first
+        self._by_client: dict[Hashable, dict[_Lookup, None]] = {}  # oldest first
 
     @property
     def pending(self) -> int:
-        """How many names are being looked up."""
+        """The number of pending lookups."""
         return len(self._lookups)
 
     def lookup(
         self, target: HostPort, found: Found, failed: Failed, client: Hashable = ""
     ) -> Cancel:
-        """Call ``found(addresses)`` or ``failed(why, detail)``, perhaps before this returns.
+        """Call ``found(addresses)`` or ``failed(why, detail)``, possibly before this returns.
 
-        The call that is returned ends the lookup, unless somebody else waits for it as well.
+        The returned function cancels the lookup, unless other requests wait for it.
         """
         known = self._known(target)
         if known is not None:
@@ -147,10 +147,10 @@ class Resolver:
         return lambda: self._leave(lookup, client, waiter)
 
     async def addresses(self, target: HostPort, client: Hashable = "") -> Sequence[Address]:
-        """Look a name or address up and wait.
+        """Look up a name or address and wait.
 
         Raises:
-            OSError: the name does not resolve, or too many lookups are waiting.
+            OSError: the name does not resolve, or too many lookups are pending.
         """
         if is_address(target.host):
             return [literal(target.host, target.port)]
@@ -171,15 +171,15 @@ class Resolver:
             cancel()
 
     def close(self) -> None:
-        """Forget the lookups that are still waiting."""
+        """Cancel all pending lookups."""
         for lookup in list(self._lookups.values()):
             lookup.waiters.clear()
             self._end(lookup)
 
-    # Who may ask.
+    # Limits.
 
     def _has_room(self, client: Hashable) -> bool:
-        """Whether one more lookup may begin, after others have made room for it."""
+        """Whether one more lookup may start, dropping others if necessary."""
         share = max(1, self._most // 2)
         for _ in range(_MOST_GIVEN_UP):
             mine = len(self._by_client.get(client, ()))
@@ -190,7 +190,7 @@ class Resolver:
         return False
 
     def _make_room(self, client: Hashable, mine: int, share: int) -> bool:
-        """Give up the oldest lookup of the client with most; of its own, none that is young."""
+        """Drop the oldest lookup of the client with the most; of its own, none that is young."""
         largest = max(self._by_client, key=lambda it: len(self._by_client[it]), default=client)
         if mine >= share or mine >= len(self._by_client.get(largest, ())):
             largest = client
@@ -203,7 +203,7 @@ class Resolver:
         return True
 
     def _give_up(self, lookup: _Lookup) -> None:
-        """End it for the client that it counts for; others who want it go on."""
+        """Drop it for the client that it counts for; other clients continue to wait."""
         out = lookup.waiters.pop(lookup.client)
         self._hand_over(lookup)
         for waiter in out:
@@ -226,7 +226,7 @@ class Resolver:
                 self._hand_over(lookup)
 
     def _hand_over(self, lookup: _Lookup) -> None:
-        """Its client has gone: it counts for another one that wants it, or it is over."""
+        """Its client has left: count it for another waiting client, or end it."""
         if not lookup.waiters:
             self._end(lookup)
             return
@@ -235,7 +235,7 @@ class Resolver:
         self._by_client.setdefault(lookup.client, {})[lookup] = None
 
     def _end(self, lookup: _Lookup) -> None:
-        """Take it out, and stop asking."""
+        """Remove the lookup and cancel its queries."""
         if self._lookups.get(lookup.name) is lookup:
             del self._lookups[lookup.name]
             self._uncount(lookup)
@@ -248,10 +248,10 @@ class Resolver:
         if not held:
             del self._by_client[lookup.client]
 
-    # Asking.
+    # Queries.
 
     def _known(self, target: HostPort) -> Sequence[Address] | None:
-        """What needs no asking: an alias, or what the hosts file says where that comes first."""
+        """Addresses known without a query: an alias, or the hosts file if it comes first."""
         name = _normal(target.host)
         aliases = self._aliases.get(name)
         if aliases is not None:
@@ -272,10 +272,10 @@ class Resolver:
             why = f"no answer within {MOST_LOOKUP_S:g} s"
         except (UnresolvedError, OSError) as exc:
             why = getattr(exc, "strerror", None) or str(exc)
-        except Exception as exc:  # whoever waits hears of it all the same
+        except Exception as exc:  # the requests are answered in any case
             _log.exception("the lookup of %s failed", lookup.name)
             why = repr(exc)
-        lookup.task = None  # nobody is to cancel who tells
+        lookup.task = None  # the callbacks must not cancel this task
         waiters = [waiter for some in lookup.waiters.values() for waiter in some]
         lookup.waiters.clear()
         self._end(lookup)
@@ -283,7 +283,7 @@ class Resolver:
             try:
                 self._tell(waiter, found, why)
             except Exception:
-                _log.exception("what waited for %s failed", lookup.name)
+                _log.exception("a callback for %s failed", lookup.name)
 
     def _tell(self, waiter: _Waiter, found: Sequence[str], why: str) -> None:
         if found:
@@ -292,11 +292,11 @@ class Resolver:
             waiter.failed(DialFailure.UNRESOLVED, why or "the name has no address")
 
     async def _find(self, name: str, client: Hashable) -> Sequence[str]:
-        """Ask each source in its turn.
+        """Query each source in turn.
 
         Raises:
-            UnresolvedError: none has an address.
-            OSError: the C library says so.
+            UnresolvedError: no source has an address.
+            OSError: the C library failed.
         """
         special = _special(_normal(name))
         why = "no such host"
@@ -330,7 +330,7 @@ class Resolver:
             except DnsError as exc:
                 why = why or str(exc)
                 if not exc.answered:
-                    break  # as res_search(3): the others would be as long without an answer
+                    break  # as in res_search(3): the others would time out as well
                 continue
             if found:
                 return ordered(found), LookupStatus.SUCCESS, ""
@@ -344,7 +344,7 @@ def _most_pending() -> int:
 
 
 def _special(name: str) -> Sequence[str] | None:
-    """The addresses of a name that no DNS server is asked for (RFC 6761 §6.3, §6.4), or None."""
+    """The addresses of a name that is never sent to DNS (RFC 6761 §6.3, §6.4), or None."""
     last = name.rpartition(".")[2]
     if last == "localhost":
         return ("127.0.0.1", "::1")
@@ -352,7 +352,7 @@ def _special(name: str) -> Sequence[str] | None:
 
 
 def interleaved(addresses: Sequence[Address]) -> list[Address]:
-    """Alternate the families, keeping each family's order (RFC 8305 §4); no repeats."""
+    """Alternate the families, keeping each family's order (RFC 8305 §4); no duplicates."""
     unique = list(dict.fromkeys(addresses))
     if not unique:
         return []
@@ -377,17 +377,17 @@ def _normal(name: str) -> str:
 
 
 def ordered(addresses: Sequence[str]) -> list[str]:
-    """Put the best address first; one alone costs nothing."""
+    """Put the best address first; a single one costs nothing."""
     if len(addresses) < 2:
         return list(addresses)
     return in_order([(address, _source(address)) for address in addresses])
 
 
 def _source(address: str) -> str:
-    """The address of this host that it would be reached from; empty if no route leads there."""
+    """The source address that this host would use for it; empty without a route."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        # One for each: what it is bound to stays with a datagram socket that connects again.
+        # A new socket each time: a datagram socket keeps its source address when it reconnects.
         with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:
             sock.connect((address, _ANY_PORT))
             return str(sock.getsockname()[0]).partition("%")[0]
@@ -396,16 +396,16 @@ def _source(address: str) -> str:
 
 
 async def srv_targets(name: str) -> list[HostPort]:
-    """Look an SRV name up, best priority first; records that name no host and port are skipped.
+    """Look up an SRV name, best priority first; records without host and port are skipped.
 
     Raises:
-        OSError: there is no such name, no answer in time, or no record that can be used.
+        OSError: the name does not exist, no answer in time, or no usable record.
     """
     import dns.asyncresolver
     import dns.exception
 
     try:
-        # Not the default resolver, which reads resolv.conf once and for all.
+        # Not the default resolver, which reads resolv.conf only once.
         resolver = dns.asyncresolver.Resolver()
         answer = await resolver.resolve(name, "SRV", lifetime=_SRV_LOOKUP_S)
     except dns.exception.DNSException as exc:

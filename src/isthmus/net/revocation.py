@@ -1,12 +1,12 @@
-"""Certificates that their authority has taken back: its lists (CRLs), read again when they change.
+"""Revoked certificates: the CRLs of authorities, read again when they change.
 
-Not OpenSSL's own check. That fails every handshake of an authority for which there is no list, and
-of one whose list is past its time, so that one file that is late or missing would cut a whole
-cluster off. Here a certificate is refused when a list that its own authority signed has it, and
-otherwise not. The check is the last step of the handshake: the class that contexts make their TLS
-objects of does it, so that no connection is used without it.
+OpenSSL's own check is not used: it fails every handshake of an authority without a list, and
+of one whose list is past its time, so that one late or missing file would disconnect a whole
+cluster. Here a certificate is refused only if a list signed by its own authority contains it.
+The check is the last step of the handshake, in the class that contexts use for their TLS
+objects, so no connection is used without it.
 
-``cryptography`` reads the lists; it is imported when there is one.
+``cryptography`` reads the lists; it is imported only if there is one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("isthmus.tls")
 
-#: The ``reason`` of the errors of such handshakes, beside those of OpenSSL.
+#: The ``reason`` of such handshake errors, besides those of OpenSSL.
 REVOKED = "CERTIFICATE_REVOKED"
 UNREADABLE = "CERTIFICATE_UNREADABLE"
 # A list of a million certificates has about 40 MB.
@@ -39,13 +39,13 @@ _BEGIN = re.compile(rb"-----BEGIN X509 CRL-----")
 _END = re.compile(rb"-----END X509 CRL-----")
 _LOOK_S = 1.0
 _Stamp = tuple[tuple[int, ...], ...]
-#: Who made a certificate, and its number: no two have both.
+#: Issuer and serial number, which identify a certificate.
 Key = tuple["x509.Name", int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CrlFiles:
-    """A file of lists, and the authorities that may have signed them; labels are the flags."""
+    """A CRL file, and the authorities that may have signed it; labels are the flags."""
 
     crl: str
     ca: str
@@ -58,7 +58,7 @@ class CrlFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RevocationLists:
-    """What the lists of a file say; ``next_update`` is when the first of them is late, or None."""
+    """The contents of a CRL file; ``next_update`` is when the first list is due, or None."""
 
     serials: dict[x509.Name, frozenset[int]]
     next_update: float | None
@@ -70,22 +70,22 @@ class RevocationLists:
 class Revocations:
     """The lists of a file, followed as it changes.
 
-    They are read here first, so that a wrong file raises ConfigError before any port opens. Later
-    ``check`` replaces them, or keeps them and says once why. A list past its time counts still:
-    what it says was true, and a warning says that there should be a newer one.
+    They are first read here, so an invalid file raises ConfigError before any port opens. Later,
+    ``check`` replaces them, or keeps them and logs the reason once. A list past its time still
+    applies: its contents were true, and a warning says that a newer one is due.
     """
 
     def __init__(self, files: CrlFiles, *, on_refused: Callable[[str], None] | None = None) -> None:
-        """Read the file; ``on_refused`` hears, in words, of each certificate that is refused.
+        """Read the file; ``on_refused`` is called with a text for each refused certificate.
 
         Raises:
-            ConfigError: one sentence that names the file and what is wrong with it.
+            ConfigError: one line that names the file and the problem.
         """
         self.files = files
         self._on_refused = on_refused
         self._stamp = _stamp(files)
         self.lists = read_lists(files)
-        self.failures = 0  # states of the file that were said to be bad
+        self.failures = 0  # invalid states of the file that were logged
         self._failure = ""
         self._warned: tuple[_Stamp, str] | None = None
         self._late = False
@@ -96,7 +96,7 @@ class Revocations:
 
     @property
     def object_class(self) -> type[ssl.SSLObject]:
-        """What a context makes its TLS objects of; see ``sslobject_class`` of ssl.SSLContext."""
+        """The class of a context's TLS objects; see ``sslobject_class`` of ssl.SSLContext."""
         revocations = self
 
         class Checked(ssl.SSLObject):
@@ -110,15 +110,15 @@ class Revocations:
         return Checked
 
     def admit(self, der: bytes | None) -> Key | None:
-        """Give the key of a verified certificate that is good; None: there is none.
+        """Return the key of a verified certificate that is not revoked; None without a certificate.
 
         Raises:
-            ssl.SSLCertVerificationError: it is revoked, or nobody can tell.
+            ssl.SSLCertVerificationError: it is revoked, or cannot be read.
         """
         try:
             key = key_of(der) if der else None
-        except Exception as exc:  # InvalidVersion is nothing but an Exception
-            # OpenSSL takes more than this reader does, and what cannot be read may be revoked.
+        except Exception as exc:  # InvalidVersion is a direct subclass of Exception
+            # OpenSSL accepts more than this reader, and an unreadable certificate may be revoked.
             error = ssl.SSLCertVerificationError(1, "the certificate cannot be read")
             error.reason = UNREADABLE
             raise error from exc
@@ -131,19 +131,19 @@ class Revocations:
         raise error
 
     def has(self, key: Key) -> bool:
-        """Tell whether a list of its own authority has the certificate."""
+        """Whether a list of its own authority contains the certificate."""
         serials = self.lists.serials.get(key[0])
         return serials is not None and key[1] in serials
 
     def is_cut(self, tls: object) -> bool:
-        """Tell whether a connection that is open was made with one that is revoked now."""
+        """Whether an open connection was made with a certificate that is now revoked."""
         key = getattr(tls, "certificate_key", None)
         return key is not None and self.has(key)
 
     def check(self, now: float) -> bool:
-        """Look at the files; True if they changed and what they say now counts.
+        """Check the files; True if they changed and the new lists apply.
 
-        Reads files, so it belongs in a thread. Never raises for what is in them.
+        Reads files, so it belongs in a thread. Never raises for their contents.
         """
         stamp = _stamp(self.files)
         changed = False
@@ -155,7 +155,7 @@ class Revocations:
             except ConfigError as exc:
                 self._failed(stamp, str(exc))
             else:
-                if stamp == _stamp(self.files):  # or it was replaced while we read
+                if stamp == _stamp(self.files):  # otherwise replaced while reading
                     self.lists, self._stamp, self._late = lists, stamp, False
                     self._failure, self._warned = "", None
                     changed = True
@@ -168,22 +168,22 @@ class Revocations:
         if due is not None and now > due and not self._late:
             self._late = True
             day = datetime.fromtimestamp(due, UTC).strftime("%Y-%m-%d %H:%M UTC")
-            log.warning("%s: a newer list was due on %s; this one counts still", self.files, day)
+            log.warning("%s: a newer list was due on %s; this one still applies", self.files, day)
 
     def _failed(self, stamp: _Stamp, sentence: str) -> None:
-        # A file half written is how files look while they are replaced; see contexts.py.
+        # A file may be half written while it is replaced; see contexts.py.
         persists = sentence == self._failure
         self._failure = sentence
         if persists and self._warned != (stamp, sentence):
             self._warned = (stamp, sentence)
             self.failures += 1
-            log.warning("%s; the lists read before stay in use", sentence)
+            log.warning("%s; the previously loaded lists stay in use", sentence)
 
 
 async def watch(
     all_: Sequence[Revocations], changed: Callable[[], None], interval_s: float = _LOOK_S
 ) -> None:
-    """Check for ever, in a thread; ``changed`` is called in the loop after each reload."""
+    """Check periodically, in a thread; ``changed`` is called in the loop after each reload."""
     while True:
         await asyncio.sleep(interval_s)
         found = await asyncio.to_thread(lambda: [it.check(time.time()) for it in all_])
@@ -195,7 +195,7 @@ async def watch(
 
 
 def key_of(der: bytes) -> Key:
-    """Who made a certificate, and its number."""
+    """The issuer and serial number of a certificate."""
     from cryptography import x509
 
     certificate = x509.load_der_x509_certificate(der)
@@ -210,17 +210,17 @@ def _named(der: bytes) -> str:
 
 
 def read_lists(files: CrlFiles) -> RevocationLists:
-    """Read every list of a file, in PEM or DER, and see that its authority signed it.
+    """Read every list of a file, in PEM or DER, and verify its signature.
 
     Raises:
-        ConfigError: one sentence that names the file and what is wrong with it.
+        ConfigError: one line that names the file and the problem.
     """
     from cryptography.x509 import DuplicateExtension, InvalidVersion
 
     try:
         return _read_lists(files)
     except (DuplicateExtension, InvalidVersion, ValueError) as exc:
-        # Names, times and numbers are decoded when they are asked for, wherever that is.
+        # Names, times and numbers are decoded on access, which may be anywhere above.
         raise ConfigError(f"{files}: the list is damaged") from exc
 
 
@@ -236,7 +236,7 @@ def _read_lists(files: CrlFiles) -> RevocationLists:
     serials: dict[x509.Name, frozenset[int]] = {}
     due = [crl.next_update_utc.timestamp() for crl in newest.values() if crl.next_update_utc]
     for (issuer, _), crl in newest.items():
-        # Authorities of one name are one that got a new key: each tells of its own.
+        # Authorities with one name are one authority with several keys: each has its own list.
         serials[issuer] = serials.get(issuer, frozenset()) | {it.serial_number for it in crl}
     return RevocationLists(serials=serials, next_update=min(due, default=None))
 
@@ -251,7 +251,7 @@ def _crls(files: CrlFiles) -> list[x509.CertificateRevocationList]:
             return [x509.load_pem_x509_crl(block) for block in blocks]
         return [x509.load_der_x509_crl(content)]
     except ValueError as exc:
-        raise ConfigError(f"{files}: no list of revoked certificates, in PEM or DER") from exc
+        raise ConfigError(f"{files}: not a list of revoked certificates in PEM or DER") from exc
 
 
 def pem_blocks(content: bytes) -> list[bytes]:
@@ -266,7 +266,7 @@ def _authorities(files: CrlFiles) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(_read(name, files.ca))
     except ValueError as exc:
-        raise ConfigError(f"{name}: no PEM certificate in it") from exc
+        raise ConfigError(f"{name}: contains no PEM certificate") from exc
 
 
 def _signer(
@@ -282,12 +282,16 @@ def _signer(
     issuer = issuer if issuer.isprintable() else repr(issuer)[1:-1]
     named = [it for it in authorities if it.subject == crl.issuer]
     if not named:
-        raise ConfigError(f"{files}: the list is of {issuer}, which is not in {files.ca}")
+        raise ConfigError(f"{files}: the list is issued by {issuer}, which is not in {files.ca}")
     for authority in named:
         try:
             key = authority.public_key()
             good = crl.is_signature_valid(key)  # type: ignore[arg-type]  # others raise, see below
-        except (TypeError, ValueError, UnsupportedAlgorithm):  # a kind of key that signs no lists
+        except (
+            TypeError,
+            ValueError,
+            UnsupportedAlgorithm,
+        ):  # a kind of key that cannot sign lists
             good = False
         if good:
             return key.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
@@ -295,13 +299,11 @@ def _signer(
 
 
 def _check_kind(files: CrlFiles, crl: x509.CertificateRevocationList) -> None:
-    """Refuse what is no list of everything: RFC 5280 §5.2 marks all of these as critical."""
+    """Reject partial lists: RFC 5280 §5.2 marks all of their extensions as critical."""
     critical = [it.oid for it in crl.extensions if it.critical]
     if critical:
         what = critical[0].dotted_string
-        raise ConfigError(
-            f"{files}: the list is a part or a difference (extension {what}), a whole one is needed"
-        )
+        raise ConfigError(f"{files}: partial and delta lists are not supported (extension {what})")
 
 
 def _read(name: str, path: str) -> bytes:
@@ -310,7 +312,7 @@ def _read(name: str, path: str) -> bytes:
     except TooLargeError as exc:
         raise ConfigError(f"{name}: is too large") from exc
     except (OSError, ValueError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "no path"
+        why = exc.strerror if isinstance(exc, OSError) else "not a path"
         raise ConfigError(f"{name}: {(why or str(exc)).lower()}") from exc
 
 

@@ -1,8 +1,9 @@
-"""How a certificate stands: good, to be renewed, or about to end. One rule for every judge.
+"""The state of a certificate: good, due for renewal, or about to expire. One rule for all uses.
 
-Days alone are no rule: a certificate that lives for a day is renewed every few hours, and never has
-30 days left. So a share of its life counts where that is less. ``isthmus status``, ``isthmus pki
-show``, the dashboard (by the snapshot), ``isthmus doctor`` and the alerts go by it.
+Days alone are not enough: a certificate that is valid for a day is renewed every few hours, and
+never has 30 days left. A part of its lifetime therefore counts if that is less. ``isthmus status``,
+``isthmus pki show``, the dashboard (through the snapshot), ``isthmus doctor`` and the alerts use
+it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from enum import Enum
 
-#: A certificate needs attention when less than this is left, or less than this part of its life.
+#: A certificate needs attention with less than this left, or less than this part of its lifetime.
 WARN, WARN_SHARE = timedelta(days=30), 3
 BAD, BAD_SHARE = timedelta(days=7), 10
 
 
 class Standing(Enum):
-    """How a certificate stands."""
+    """The state of a certificate."""
 
     OK = "ok"
     WARN = "warn"
@@ -24,9 +25,9 @@ class Standing(Enum):
 
 
 def standing(*, not_before: datetime | None, not_after: datetime, now: datetime) -> Standing:
-    """Judge by what is left: 30 days or a third of its life warn, 7 days or a tenth are bad.
+    """Judge the remaining time: 30 days or a third of the lifetime warn, 7 days or a tenth are bad.
 
-    ``not_before`` None is not known: then days count. What is not valid, or not yet, is bad.
+    ``not_before`` None is unknown: then only days count. An expired or not yet valid one is bad.
     """
     left = not_after - now
     life = not_after - not_before if not_before is not None else timedelta.max

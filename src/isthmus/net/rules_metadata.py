@@ -1,8 +1,8 @@
-"""Where clouds keep the credentials of their machines: denied by default wherever we dial.
+"""Addresses at which clouds serve machine credentials: denied by default for all dials.
 
-One list for everybody. Whoever needs one of these addresses lists exactly that address, or a range
-inside of one of these, where a program says what may be reached: a range around it, such as
-0.0.0.0/0, does not mean it.
+All programs share one list. To use one of these addresses, list exactly that address, or a range
+inside one of these, where the program configures its destinations: a wider range, such as
+0.0.0.0/0, does not include it.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _NETWORKS: tuple[IpNetwork, ...] = tuple(map(ip_network, METADATA))
 
 
 def is_metadata(network: IpNetwork) -> bool:
-    """Tell whether all of a network is denied by default."""
+    """Whether all of a network is denied by default."""
     return any(_is_inside(network, each) for each in _NETWORKS)
 
 
 class MetadataGuard:
-    """Refuses metadata addresses, except those that are allowed explicitly.
+    """Refuses metadata addresses, except explicitly allowed ones.
 
-    ``literals`` False leaves addresses alone that were given as such, by whoever configures the
-    program: only names do not lead there.
+    ``literals`` False allows addresses that the program's configuration contains literally:
+    only names must not resolve to them.
     """
 
     def __init__(self, allowed: Iterable[IpNetwork] = (), *, literals: bool = True) -> None:
@@ -45,11 +45,11 @@ class MetadataGuard:
         self.literals = literals
 
     def refuse(self, host: str) -> str:
-        """Say why an address is not dialed; empty where it may be."""
+        """Why an address must not be dialed; empty if it may."""
         found = weigh(reached(host), self._judge)
         if found.verdict is not AddressVerdict.DENIED:
             return ""
-        return f"{host} is denied by default: {found.by} is where clouds keep credentials"
+        return f"{host} is denied by default: clouds serve credentials at {found.by}"
 
     def _judge(self, address: IpAddress) -> Weighed[IpNetwork | None]:
         for each in _NETWORKS:
@@ -64,7 +64,7 @@ def _is_inside(network: IpNetwork, of: IpNetwork) -> bool:
     return not isinstance(of, IPv4Network) and network.subnet_of(of)
 
 
-#: For whoever has no way to allow any.
+#: For programs without a setting to allow any.
 NO_METADATA = MetadataGuard()
-#: For whoever dials only what its own settings name.
+#: For programs that dial only what their own settings name.
 NO_METADATA_BY_NAME = MetadataGuard(literals=False)

@@ -1,12 +1,12 @@
-"""How a Linux host finds the addresses of a name, and which of them is tried first. Pure.
+"""How a Linux host resolves names, and in which order it tries addresses. Pure.
 
-resolv.conf, hosts and nsswitch.conf become values, as glibc reads them: lines that make no sense
-are passed over. Every reader takes time in proportion to its text. Following the files is
-name_service.py, asking the servers that they name dns_client.py.
+resolv.conf, hosts and nsswitch.conf become values, as glibc reads them: invalid lines
+are skipped. Every parser takes time proportional to its text. name_service.py follows the files,
+dns_client.py queries the servers that they name.
 
-Addresses are sorted by RFC 6724 §6, with its default policy table. Rules 3, 4 and 7 need what only
-the kernel knows of its own addresses and are left out; so is gai.conf(5). Which address of this
-host leads to a destination is asked in resolver.py.
+Addresses are sorted by RFC 6724 §6, with its default policy table. Rules 3, 4 and 7 need
+information that only the kernel has and are left out; so is gai.conf(5). resolver.py finds
+the source address for a destination.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ MOST_SERVERS = 3
 _MOST_NDOTS = 15
 _MOST_TIMEOUT_S = 30
 _MOST_ATTEMPTS = 5
-#: glibc has no bound any more; a lookup asks for each of them.
+#: glibc has no limit any more; a lookup queries each of them.
 MOST_SEARCHED = 32
 _MOST_NAME_CHARS = 253
 _MOST_SOURCES = 16
 _LABEL = re.compile(r"[A-Za-z0-9_-]{1,63}", re.ASCII)
 _SOURCES = re.compile(r"\[[^\[\]]*\]?|[^\s\[\]]+|\]")
-#: RFC 6724 §2.1: prefix, precedence, label; the longest prefix that fits.
+#: RFC 6724 §2.1: prefix, precedence, label; the longest matching prefix.
 _POLICY: list[tuple[IPv6Network, int, int]] = [
     (IPv6Network(prefix), precedence, label)
     for prefix, precedence, label in (
@@ -45,13 +45,13 @@ _POLICY: list[tuple[IPv6Network, int, int]] = [
     )
 ]
 _LINK_LOCAL, _SITE_LOCAL, _GLOBAL = 0x2, 0x5, 0xE
-#: Rule 9 looks at the network part; the rest is chosen at random by many hosts.
+#: Rule 9 compares the network part; many hosts choose the rest at random.
 _PREFIX_BITS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvConf:
-    """Which DNS servers are asked, for which names, and how patiently (resolv.conf(5))."""
+    """The DNS servers, search list and timeouts (resolv.conf(5))."""
 
     servers: tuple[str, ...] = ("127.0.0.1",)
     search: tuple[str, ...] = ()
@@ -64,7 +64,7 @@ class ResolvConf:
     ask_ipv6: bool = True
 
     def questions(self, name: str) -> tuple[str, ...]:
-        """The complete names to ask for, one after the other, without their final dots."""
+        """The complete names to query, in order, without final dots."""
         if name.endswith("."):
             return (name[:-1],)
         searched = [f"{name}.{domain}" for domain in self.search]
@@ -74,7 +74,7 @@ class ResolvConf:
 
 
 def parse_resolv_conf(text: str, hostname: str = "") -> ResolvConf:
-    """Read a resolv.conf; ``hostname`` gives the search list of a file that has none."""
+    """Read a resolv.conf; ``hostname`` provides the search list if the file has none."""
     servers: list[str] = []
     search = _domains([hostname.partition(".")[2]])
     options: dict[str, str] = {}
@@ -139,7 +139,7 @@ def parse_hosts(text: str) -> Mapping[str, tuple[str, ...]]:
 
 
 class LookupStatus(Enum):
-    """What a source said (nsswitch.conf(5))."""
+    """The result of a source (nsswitch.conf(5))."""
 
     SUCCESS = "success"
     NOT_FOUND = "notfound"
@@ -152,14 +152,14 @@ _STATUS = {status.value: status for status in LookupStatus}
 
 @dataclass(frozen=True, slots=True)
 class NameSource:
-    """One place where names are looked up, and what it may say that ends the search."""
+    """One source of names, and the results that end the search."""
 
     name: str
     ends: frozenset[LookupStatus] = frozenset({LookupStatus.SUCCESS})
 
     @property
     def is_plain(self) -> bool:
-        """It is a hosts file or DNS, and its success is the answer; others are the C library's."""
+        """Whether it is a hosts file or DNS, and success ends the search."""
         return self.name in ("files", "dns") and LookupStatus.SUCCESS in self.ends
 
 
@@ -167,9 +167,9 @@ FILES_THEN_DNS: tuple[NameSource, ...] = (NameSource("files"), NameSource("dns")
 
 
 def parse_nsswitch(text: str) -> tuple[NameSource, ...]:
-    """Read which sources of host names an nsswitch.conf has, in their order.
+    """Read the sources of host names of an nsswitch.conf, in order.
 
-    What makes no sense is a source of its own, which only the C library can judge.
+    An invalid part becomes a source that only the C library can handle.
     """
     found = FILES_THEN_DNS
     for line in text.splitlines():
@@ -193,7 +193,7 @@ def _sources(text: str) -> tuple[NameSource, ...]:
 
 
 def _with_actions(ends: frozenset[LookupStatus], word: str) -> frozenset[LookupStatus] | None:
-    """Apply ``[STATUS=action ...]``; None if it makes no sense."""
+    """Apply ``[STATUS=action ...]``; None if invalid."""
     if not word.endswith("]"):
         return None
     for each in word[1:-1].lower().split():
@@ -209,7 +209,7 @@ def _with_actions(ends: frozenset[LookupStatus], word: str) -> frozenset[LookupS
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """One destination as the rules see it, with the address that it would be reached from."""
+    """A destination for the rules, with its source address."""
 
     is_v6: bool
     bits: int
@@ -220,7 +220,7 @@ class _Seen:
 
 
 def in_order(found: Sequence[tuple[str, str]]) -> list[str]:
-    """Sort pairs of a destination and its source, empty where none leads there."""
+    """Sort pairs of a destination and its source, empty without a route."""
     seen = {destination: _see(destination, source) for destination, source in found}
     key = cmp_to_key(_compare)
     return sorted(seen, key=lambda destination: key(seen[destination]))
@@ -228,7 +228,7 @@ def in_order(found: Sequence[tuple[str, str]]) -> list[str]:
 
 @lru_cache(maxsize=512)
 def _see(address: str, source: str = "") -> _Seen:
-    """The same ones come again and again, above all those of this host: 1 µs instead of 25."""
+    """Cached, because addresses repeat, above all this host's: 1 µs instead of 25."""
     ip = ip_address(address.partition("%")[0])
     mapped = IPv6Address(0xFFFF_0000_0000 + int(ip)) if isinstance(ip, IPv4Address) else ip
     _, precedence, label = next((row for row in _POLICY if mapped in row[0]), _POLICY[-1])
@@ -253,7 +253,7 @@ def _scope(ip: IPv4Address | IPv6Address) -> int:
 
 
 def _compare(one: _Seen, other: _Seen) -> int:
-    """Negative when ``one`` is better; 0 keeps the order that they came in (rule 10)."""
+    """Negative when ``one`` is better; 0 keeps their order (rule 10)."""
     for better in (_usable, _scope_matches, _label_matches, _precedence, _smaller_scope):
         difference = better(other) - better(one)
         if difference:
@@ -284,7 +284,7 @@ def _smaller_scope(one: _Seen) -> int:
 
 
 def _common_bits(one: _Seen) -> int:
-    """Rule 9; of IPv4 not at all, where it would undo a server's rotation (RFC 6724 §10.3)."""
+    """Rule 9, not for IPv4, where it would undo a server's rotation (RFC 6724 §10.3)."""
     if one.source is None or not one.is_v6:
         return 0
     return min(_PREFIX_BITS, 128 - (one.bits ^ one.source.bits).bit_length())

@@ -1,9 +1,8 @@
 """Which agents are near a destination: on its node, in its zone, or in the server's own. Pure.
 
-Here are the indexes that dial/rules_agents.py asks for every dial, so nothing here looks at all
-agents: a group keeps its members by the hosts, the networks and the zones that they stand for. How
-much more a near agent may have to do than another before it is no longer preferred is
-``is_worth_it``.
+dial/rules_agents.py queries these indexes for every dial, so nothing here visits all
+agents: a group indexes its members by the hosts, networks and zones that they serve.
+``is_worth_it`` decides how much more load a near agent may have before another is chosen.
 """
 
 from __future__ import annotations
@@ -20,54 +19,54 @@ from isthmus.values import is_address
 
 #: The label of a node, and of an agent on it, that names its zone.
 ZONE_LABEL = "topology.kubernetes.io/zone"
-#: A near agent is chosen while its weight is at most this many times that of another, and so many
-#: tunnels more: a far one costs every byte a way between zones, a busy one costs every tunnel.
+#: A near agent is chosen while its weight is at most this many times that of another, plus this
+#: many tunnels: a far agent costs cross-zone traffic for every byte, a busy one slows every tunnel.
 NEAR_TIMES = 2.0
 NEAR_MORE = 64.0
-#: How many members are drawn before all of them are looked at.
+#: The members drawn at random before all of them are examined.
 _DRAWS = 8
 
 V = TypeVar("V")
 
 
 class NearLink(Protocol):
-    """What these indexes need to know of a link to an agent."""
+    """The part of a link to an agent that these indexes use."""
 
     @property
     def identifiers(self) -> Identifiers:
-        """What the agent stands for."""
+        """The hosts and networks that the agent serves."""
 
     @property
     def zone(self) -> str:
-        """The agent's zone, if it says one."""
+        """The agent's zone, if known."""
 
     @property
     def can_open(self) -> bool:
-        """A stream can be opened on it."""
+        """Whether a stream can be opened on it."""
 
     @property
     def takes_dials(self) -> bool:
-        """Besides, it is neither draining nor stuck."""
+        """Whether it is also neither draining nor stuck."""
 
     @property
     def weight(self) -> float:
-        """How much it has to do, in tunnels: unsent bytes and a long way count as some."""
+        """Its load in tunnels; unsent bytes and latency count as some."""
 
 
 B = TypeVar("B", bound=NearLink)
 
 
 def is_worth_it(near_weight: float, other_weight: float) -> bool:
-    """Tell whether a near agent is still to be preferred to another one, by what both have to do.
+    """Whether a near agent is still preferred to another one, by their loads.
 
-    So a near agent that gets every dial has at most NEAR_TIMES what the others have on average,
-    and NEAR_MORE tunnels: from there on the next dial goes to the others.
+    A near agent that gets every dial has at most NEAR_TIMES the average of the others,
+    plus NEAR_MORE tunnels: beyond that the next dial goes to the others.
     """
     return near_weight <= NEAR_MORE + NEAR_TIMES * other_weight
 
 
 class DialHost(NamedTuple):
-    """A destination as the indexes have it; ``version`` is 0 for a name."""
+    """A destination for the indexes; ``version`` is 0 for a name."""
 
     text: str
     version: int
@@ -77,7 +76,7 @@ class DialHost(NamedTuple):
 
 @short_cache(2048, 512)
 def host_of(text: str) -> DialHost:
-    """Read a target's host; the same targets are dialed again and again."""
+    """Read a target's host; cached, because the same targets are dialed again."""
     if not is_address(text):
         return DialHost(text.lower().removesuffix("."), 0, 0, 0)
     address = reached_address(text)
@@ -85,7 +84,7 @@ def host_of(text: str) -> DialHost:
 
 
 class CidrTable(Generic[V]):
-    """Values by network: the narrowest that holds an address is found, as in a routing table."""
+    """Values by network: the narrowest that contains an address wins, as in a routing table."""
 
     def __init__(self) -> None:
         # By version and prefix length, longest first: a cluster has few lengths and many networks.
@@ -113,7 +112,7 @@ class CidrTable(Generic[V]):
         self._tables[place][number] = value
 
     def drop(self, cidr: str) -> None:
-        """Forget a network."""
+        """Remove a network."""
         place, number = _place(cidr)
         table = self._tables.get(place, {})
         table.pop(number, None)
@@ -121,7 +120,7 @@ class CidrTable(Generic[V]):
             self._tables.pop(place, None)
 
     def narrowest(self, host: DialHost) -> V | None:
-        """The value of the narrowest network that holds an address; None for names."""
+        """The value of the narrowest network that contains an address; None for names."""
         version, number, bits = host.version, host.number, host.bits
         for (of, length), table in self._tables.items():
             if of == version:
@@ -139,7 +138,7 @@ def _place(cidr: str) -> tuple[tuple[int, int], int]:
 
 
 class LinkPool(Generic[B]):
-    """Some links, and those of each zone among them; adding and removing look at one only."""
+    """A set of links, also by zone; adding and removing take constant time."""
 
     __slots__ = ("_at", "by_zone", "members")
 
@@ -152,7 +151,7 @@ class LinkPool(Generic[B]):
         return len(self.members)
 
     def add(self, link: B, zone: str = "") -> None:
-        """A link is up; one that is here already is not added again."""
+        """Add a link, once."""
         if link not in self._at:
             self._at[link] = len(self.members)
             self.members.append(link)
@@ -160,7 +159,7 @@ class LinkPool(Generic[B]):
                 self.by_zone.setdefault(zone, LinkPool()).add(link)
 
     def remove(self, link: B, zone: str = "") -> None:
-        """A link is gone."""
+        """Remove a link."""
         at = self._at.pop(link, None)
         if at is None:
             return
@@ -176,14 +175,14 @@ class LinkPool(Generic[B]):
 
     @property
     def zone(self) -> str:
-        """The zone of all that say one, if it is the same; else empty."""
+        """The common zone of all links with a known zone; otherwise empty."""
         return next(iter(self.by_zone)) if len(self.by_zone) == 1 else ""
 
     def draw(self, pick: Callable[[int], int], tried: Collection[B] = ()) -> B | None:
-        """Two that take dials, by chance; the less loaded of them, or None if there is none."""
+        """The less loaded of two random links that take dials, or None."""
         members = self.members
         number = len(members)
-        # Nearly always the first two will do: with a thousand agents, looking at all of them for
+        # Usually the first two will do: with a thousand agents, examining all of them for
         # every dial would cost more than the dial.
         if number > 1 and not tried:
             first, second = members[pick(number)], members[pick(number)]
@@ -197,7 +196,7 @@ class LinkPool(Generic[B]):
         return self._two([it for it in members if it.takes_dials and it not in tried], pick)
 
     def last_resort(self, pick: Callable[[int], int], tried: Collection[B] = ()) -> B | None:
-        """The same of those that can be opened, though they drain or are stuck."""
+        """The same among links that can be opened, although they are draining or stuck."""
         return self._two([it for it in self.members if it.can_open and it not in tried], pick)
 
     @staticmethod
@@ -212,7 +211,7 @@ def _weight(link: NearLink) -> float:
 
 
 class LinkGroup(Generic[B]):
-    """The links that one strategy may choose, by all that makes one of them near."""
+    """The links that one strategy may choose, indexed for nearness."""
 
     def __init__(self) -> None:
         self.all: LinkPool[B] = LinkPool()
@@ -220,7 +219,7 @@ class LinkGroup(Generic[B]):
         self._by_cidr: CidrTable[LinkPool[B]] = CidrTable()
 
     def add(self, link: B) -> None:
-        """A link is up."""
+        """Add a link."""
         ids, zone = link.identifiers, link.zone
         self.all.add(link, zone)
         for host in (*ids.ipv4, *ids.ipv6, *ids.host):
@@ -233,7 +232,7 @@ class LinkGroup(Generic[B]):
             pool.add(link, zone)
 
     def remove(self, link: B) -> None:
-        """A link is gone."""
+        """Remove a link."""
         ids, zone = link.identifiers, link.zone
         self.all.remove(link, zone)
         for host in (*ids.ipv4, *ids.ipv6, *ids.host):
@@ -250,39 +249,39 @@ class LinkGroup(Generic[B]):
                     self._by_cidr.drop(cidr)
 
     def pools(self) -> Iterator[LinkPool[B]]:
-        """Those of every host and network that somebody stands for."""
+        """The pools of all served hosts and networks."""
         yield from self._by_host.values()
         yield from self._by_cidr.values()
 
     def naming(self, host: DialHost) -> LinkPool[B] | None:
-        """Those that stand for a host: by its name or address, or the narrowest network."""
+        """The links that serve a host: by its name or address, or the narrowest network."""
         exact = self._by_host.get(host.text)
-        # The narrowest network is the best informed, as in a routing table.
+        # The narrowest network is the most specific, as in a routing table.
         return exact if exact is not None else self._by_cidr.narrowest(host)
 
     @property
     def tells_near(self) -> bool:
-        """Something is known by which one member is nearer than another."""
+        """Whether nearness can differ between members."""
         return bool(self._by_host or self._by_cidr or self.all.by_zone)
 
 
 @dataclass(frozen=True, slots=True)
 class Nearness:
-    """What a server knows of zones: its own, and those of networks (``--zone-cidr``)."""
+    """A server's zone, and the zones of networks (``--zone-cidr``)."""
 
     zone: str = ""
     cidrs: CidrTable[str] = field(default_factory=CidrTable)
 
     @classmethod
     def of(cls, zone: str, cidrs: Mapping[str, str]) -> Nearness:
-        """Take the server's zone, and zones by network."""
+        """Build it from the server's zone and zones by network."""
         table: CidrTable[str] = CidrTable()
         for cidr, name in cidrs.items():
             table.put(cidr, name)
         return cls(zone, table)
 
     def zone_of(self, host: DialHost, naming: LinkPool[B] | None) -> str:
-        """The zone of a destination: as it was said, or that of the agents that stand for it."""
+        """The zone of a destination: as configured, or that of the agents that serve it."""
         said = self.cidrs.narrowest(host) if self.cidrs else None
         if said is not None:
             return said

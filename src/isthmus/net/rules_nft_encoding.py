@@ -1,8 +1,8 @@
 """Messages of nf_tables as bytes: attributes, expressions of rules, and batches of messages.
 
-A batch is one transaction, which the kernel takes whole or not at all. Names and numbers are those
-of linux/netfilter/nf_tables.h; the shapes are those that nft itself sends, so that nft lists what
-we wrote as it lists its own. How our rules become these is in compiling.py.
+A batch is one transaction, which the kernel applies completely or not at all. Names and numbers are
+those of linux/netfilter/nf_tables.h; the structure is that of nft itself, so that nft lists our
+rules like its own. compiling.py translates rules into these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ HOOKS: Final = {"prerouting": 0, "input": 1, "forward": 2, "output": 3, "postrou
 
 SUBSYSTEM: Final = 10 << 8
 _BATCH_BEGIN, _BATCH_END = 0x10, 0x11
-# Whose batch it is, in network order.
+# The subsystem of a batch, in network order.
 _OF_NFTABLES, _NONE = b"\0\x0a", b"\0\0"
 _REQUEST, _ACK = 0x1, 0x4
 CREATE, APPEND = 0x400, 0x800
@@ -27,7 +27,7 @@ _NESTED = 0x8000
 _HEADER = struct.Struct("=IHHIIBB2s")
 _FLAGS, _FLAGS_AT = struct.Struct("=H"), 6
 _ATTRIBUTE = struct.Struct("=HH")
-# The length of an attribute is 16 bits wide, and a list of elements is one attribute.
+# The length of an attribute has 16 bits, and a list of elements is one attribute.
 _MAX_LIST_BYTES = 60_000
 _ELEMENTS = 3
 _MAX_COMMENT_BYTES = 254
@@ -37,7 +37,7 @@ _PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
 
 
 class NftMessage(IntEnum):
-    """What a message does."""
+    """The types of messages."""
 
     NEW_TABLE = 0
     DELETE_TABLE = 2
@@ -52,19 +52,19 @@ class NftMessage(IntEnum):
 
 
 class Compare(IntEnum):
-    """How two values are compared."""
+    """Comparison operators."""
 
     EQUAL = 0
     UNEQUAL = 1
 
 
 class NftBatch:
-    """Messages of one transaction, each with the number of the line that it comes from."""
+    """The messages of one transaction, each with its source line number."""
 
     def __init__(self) -> None:
         self._data = bytearray()
-        #: The line of each message, for elements that of the first; its sequence number is its
-        #: place here.
+        #: The line of each message, for elements that of the first; its index here is its
+        #: sequence number.
         self.lines: list[int] = []
         self._starts: list[int] = []
         self._add(_BATCH_BEGIN, 0, 0, b"", subsystem=_OF_NFTABLES, line=0)
@@ -77,10 +77,10 @@ class NftBatch:
         self._add(SUBSYSTEM | what, flags, family, body, subsystem=_NONE, line=line)
 
     def finished(self) -> bytearray:
-        """Everything, with its end; nothing may be added after that.
+        """All bytes, with the end; nothing may be added after that.
 
-        The last message asks for an answer: a batch that the kernel does not take for one is
-        passed over without a word.
+        The last message requests an answer: the kernel ignores an invalid batch
+        silently.
         """
         flags = self._starts[-1] + _FLAGS_AT
         _FLAGS.pack_into(self._data, flags, _FLAGS.unpack_from(self._data, flags)[0] | _ACK)
@@ -88,10 +88,10 @@ class NftBatch:
         return self._data
 
     def line_at(self, sequence: int, offset: int) -> int:
-        """The line that a refusal is about; 0 for none.
+        """The line that an error refers to; 0 for none.
 
-        ``offset`` is where in the message the kernel met what it does not like, 0 if it did not
-        say: of elements only that tells which.
+        ``offset`` is the position in the message at which the kernel found the error, 0 if
+        unknown: only for elements does it identify the line.
         """
         if not 0 < sequence < len(self.lines):
             return 0
@@ -114,7 +114,7 @@ class NftBatch:
 
 
 def _element_at(message: memoryview, offset: int) -> int:
-    """How many elements of a message are before an offset; none where it is not about one."""
+    """The number of elements of a message before an offset; 0 if it is not in an element."""
     at = _HEADER.size
     while at < offset:
         size, kind = _ATTRIBUTE.unpack_from(message, at)
@@ -133,7 +133,7 @@ def _element_at(message: memoryview, offset: int) -> int:
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """One attribute, with what fills it up to four bytes."""
+    """One attribute, padded to four bytes."""
     size = len(value)
     return _ATTRIBUTE.pack(4 + size, kind) + value + _PADDING[size & 3]
 
@@ -154,7 +154,7 @@ def nested(kind: int, *parts: bytes) -> bytes:
 
 
 def user_data(*fields: tuple[int, bytes]) -> bytes:
-    """What the kernel keeps for nft: fields of a kind and at most 255 bytes."""
+    """Data that the kernel stores for nft: fields of a kind and at most 255 bytes."""
     return b"".join(bytes((kind, len(value))) + value for kind, value in fields)
 
 
@@ -167,7 +167,7 @@ def comment(kind: int, text: str) -> tuple[int, bytes]:
 
 
 def verdict(code: int, chain: str = "") -> bytes:
-    """A verdict as data: what to do, and the chain for those that go to one."""
+    """A verdict as data, with the chain for jumps."""
     parts = (number(1, code), name(2, chain)) if chain else (number(1, code),)
     return nested(2, *parts)
 
@@ -178,7 +178,7 @@ def value(data: bytes) -> bytes:
 
 
 def element(key: bytes, *, data: bytes = b"", user: bytes = b"", flags: int = 0) -> bytes:
-    """An element of a set or map, without its place in a list."""
+    """An element of a set or map, without its list header."""
     parts = number(3, flags) if flags else b""
     parts += nested(1, value(key))
     if data:
@@ -187,7 +187,7 @@ def element(key: bytes, *, data: bytes = b"", user: bytes = b"", flags: int = 0)
 
 
 def element_lists(elements: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
-    """Elements as one attribute, or several where one cannot have them all; each with a count."""
+    """Elements as one or more attributes, as many as fit into each, with their counts."""
     listed: list[bytes] = []
     size = 0
     for each in elements:
@@ -200,7 +200,7 @@ def element_lists(elements: Iterable[bytes]) -> Iterator[tuple[bytes, int]]:
         yield nested(_ELEMENTS, *listed), len(listed)
 
 
-# Expressions. Registers: 1 to 4 have 16 bytes each, 8 to 23 four bytes each of the same room.
+# Expressions. Registers: 1 to 4 have 16 bytes each, 8 to 23 are four bytes each of the same space.
 
 
 def _expression(kind: str, *parts: bytes) -> bytes:
@@ -217,18 +217,18 @@ def payload(register: int, base: int, offset: int, size: int) -> bytes:
 
 @lru_cache(maxsize=64)
 def meta(key: int, register: int) -> bytes:
-    """Load what the kernel knows of a packet."""
+    """Load metadata of a packet."""
     return _expression("meta", number(2, key), number(1, register))
 
 
 def meta_set(key: int, register: int) -> bytes:
-    """Set it."""
+    """Set metadata of a packet."""
     return _expression("meta", number(2, key), number(3, register))
 
 
 @lru_cache(maxsize=16)
 def conntrack(key: int, register: int) -> bytes:
-    """Load what is known of a packet's connection."""
+    """Load the connection tracking state of a packet."""
     return _expression("ct", number(2, key), number(1, register))
 
 
@@ -260,7 +260,7 @@ def immediate(register: int, data: bytes) -> bytes:
 def lookup(
     container: str, *, set_id: int = 0, result: int | None = None, inverted: bool = False
 ) -> bytes:
-    """Look register 1 up; ``result`` is the register for what a map has."""
+    """Look register 1 up; ``result`` is the register for a map's value."""
     parts = [number(2, 1)]
     if result is not None:
         parts.append(number(3, result))
@@ -273,7 +273,7 @@ def lookup(
 
 
 def dynamic_update(container: str) -> bytes:
-    """Add what is in register 1 to a set, or let it live on there."""
+    """Add register 1 to a set, or refresh its timeout there."""
     return _expression("dynset", number(4, 1), number(3, 1), name(1, container))
 
 
@@ -283,16 +283,16 @@ def numgen_random(modulus: int) -> bytes:
 
 
 def dnat(family: int, port_register: int, *, flags: int = 0) -> bytes:
-    """Change where a packet goes: the address is in register 1."""
+    """Change a packet's destination to the address in register 1."""
     parts = [number(1, 1), number(2, family), number(3, 1), number(5, port_register)]
     return _expression("nat", *parts, number(7, flags) if flags else b"")
 
 
 def masquerade(flags: int) -> bytes:
-    """Give a packet the address of the interface by which it leaves."""
+    """Change a packet's source to the address of its outgoing interface."""
     return _expression("masq", number(1, flags)) if flags else _expression("masq")
 
 
 def reject(code: int) -> bytes:
-    """Answer that a port is not reachable."""
+    """Answer that a port is unreachable."""
     return _expression("reject", number(1, 0), attribute(2, bytes((code,))))

@@ -1,9 +1,9 @@
-"""Which HTTP proxy leads to a host, as HTTPS_PROXY and NO_PROXY say it.
+"""Chooses the HTTP proxy for a host from HTTPS_PROXY and NO_PROXY.
 
-The answers are those of Go's ``golang.org/x/net/http/httpproxy``, which its HTTP and gRPC clients
-ask, with two exceptions: a proxy address that cannot be read is an error here, where Go goes
-without a proxy and says nothing; and 0.0.0.0 and :: are loopback here, as for whoever connects to
-them. Speaking to the proxy is through_proxy.py.
+The results are those of Go's ``golang.org/x/net/http/httpproxy``, which its HTTP and gRPC clients
+use, with two exceptions: an invalid proxy address is an error here, where Go silently connects
+without a proxy; and 0.0.0.0 and :: count as loopback, as they do for connections.
+through_proxy.py talks to the proxy.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from isthmus.text.addresses import as_ipv4, reached_address
 from isthmus.values import HostPort
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
-#: What the status of a proxy's answer says of the target (RFC 9110 §15); the rest says nothing of
-#: it. Squid answers 503 when the target cannot be reached, others 502.
+#: The meaning of a proxy's status for the target (RFC 9110 §15); other statuses do not concern
+#: the target. Squid answers 503 when the target cannot be reached, others 502.
 FAILURE_OF_STATUS = {
     403: DialFailure.DENIED,
     407: DialFailure.DENIED,
@@ -45,7 +45,7 @@ _FORM = "write it as [http[s]://][user:password@]host[:port]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyAddress:
-    """Where an HTTP proxy is, and who we are there; ``str()`` and ``repr()`` show no secret."""
+    """The address of an HTTP proxy, with credentials; ``str()`` and ``repr()`` show no secret."""
 
     scheme: Literal["http", "https"]
     at: HostPort
@@ -57,7 +57,7 @@ class ProxyAddress:
 
     @property
     def authorization(self) -> str | None:
-        """The value of Proxy-Authorization (RFC 7617), None when the address names no user."""
+        """The value of Proxy-Authorization (RFC 7617), None without a user in the address."""
         if self.user is None:
             return None
         pair = f"{self.user}:{self.password}".encode("utf-8", "surrogateescape")
@@ -65,17 +65,17 @@ class ProxyAddress:
 
     @classmethod
     def parse(cls, text: str, *, variable: str = "HTTPS_PROXY") -> ProxyAddress:
-        """Read a proxy's URL; without a scheme it is http, whatever follows the port is ignored.
+        """Read a proxy's URL; without a scheme it is http; anything after the port is ignored.
 
         Raises:
-            ConfigError: it is not such a URL. The sentence names the variable and quotes nothing:
-                a password with an unescaped "/" makes any part of it a piece of the password.
+            ConfigError: not such a URL. The message names the variable and quotes nothing:
+                with an unescaped "/" in the password, any part of it may belong to the password.
         """
         text = text.strip()
         match = _SCHEME.match(text)
         scheme = match[1].lower() if match else "http"
         if scheme not in DEFAULT_PORTS:
-            raise ConfigError(f"{variable}: a proxy is http or https, not what is written there")
+            raise ConfigError(f"{variable}: the scheme of a proxy must be http or https")
         authority = re.split(r"[/?#]", text[match.end() if match else 0 :], maxsplit=1)[0]
         userinfo, separator, place = authority.rpartition("@")
         if not _USER.fullmatch(userinfo):
@@ -104,7 +104,7 @@ class _Addresses:
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """Exempts the names that end in ``suffix``, and perhaps the one that is it without its dot."""
+    """Exempts names that end in ``suffix``, and optionally the suffix without its dot."""
 
     suffix: str
     itself: bool
@@ -117,7 +117,7 @@ class _Names:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyRules:
-    """One proxy, or none, and who is reached without it."""
+    """A proxy, if any, and the hosts that are reached without it."""
 
     proxy: ProxyAddress | None = None
     exempt_all: bool = False
@@ -126,22 +126,22 @@ class ProxyRules:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ProxyRules:
-        """Read HTTPS_PROXY and NO_PROXY, or their lower-case names where those are unset or empty.
+        """Read HTTPS_PROXY and NO_PROXY, or their lower-case names if those are unset or empty.
 
-        Entries of NO_PROXY that make no sense exempt nothing, as in Go.
+        Invalid entries of NO_PROXY exempt nothing, as in Go.
 
         Raises:
-            ConfigError: the proxy's address cannot be read.
+            ConfigError: the proxy's address is invalid.
         """
         variable, url = _first(environment, "HTTPS_PROXY", "https_proxy")
         proxy = ProxyAddress.parse(url, variable=variable) if url else None
         return _exempting(proxy, _first(environment, "NO_PROXY", "no_proxy")[1])
 
     def proxy_for(self, host: str, port: int) -> ProxyAddress | None:
-        """The proxy on the way to a host, given as a name or as an address without brackets.
+        """The proxy for a host, given as a name or as an address without brackets.
 
-        localhost and loopback addresses are never reached through a proxy. A name is compared as
-        it is: it is not resolved to see whether its address is exempt.
+        localhost and loopback addresses never use a proxy. Names are compared literally,
+        without resolving them to check whether an address is exempt.
         """
         if self.proxy is None or self.exempt_all or host == "localhost":
             return None
@@ -178,14 +178,14 @@ def _exempting(proxy: ProxyAddress | None, no_proxy: str) -> ProxyRules:
 
 
 def _read_names(host: str, port: str) -> _Names:
-    """Read ``name``, which is itself and all below it, or ``.name`` or ``*.name``: all below it."""
+    """Read ``name`` (itself and all subdomains), or ``.name`` or ``*.name`` (subdomains only)."""
     host = host[1:] if host.startswith("*.") else host
     itself = not host.startswith(".")
     return _Names(f".{_ascii(host.removeprefix('.'))}", itself, port)
 
 
 def _split(entry: str) -> tuple[str, str]:
-    """Split off a port as Go's net.SplitHostPort does; what it refuses is a host and no port."""
+    """Split off a port as Go's net.SplitHostPort does; what Go rejects is a host without port."""
     if entry.startswith("["):
         host, _, rest = entry[1:].partition("]")
         if rest.startswith(":") and "[" not in host and not re.search(r"[\[\]:]", rest[1:]):
@@ -218,7 +218,7 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def _ascii(name: str) -> str:
-    """A name as DNS has it; one that has no such form stays as it is, and matches nothing."""
+    """A name in DNS form; a name without one stays unchanged, and matches nothing."""
     if name.isascii():
         return name
     try:
@@ -243,5 +243,5 @@ def _read_place(place: str, default_port: int, variable: str) -> HostPort:
     try:
         return HostPort.parse(_ascii(place) if has_port else f"{_ascii(place)}:{default_port}")
     except ValueError:
-        # Without its cause: that one quotes.
-        raise ConfigError(f"{variable}: that is not a proxy's address: {_FORM}") from None
+        # Without the cause, which quotes the text.
+        raise ConfigError(f"{variable}: invalid proxy address: {_FORM}") from None

@@ -1,8 +1,8 @@
-"""Who may have how many connections: slots for those that are open, for strangers, and turns.
+"""Limits on connections: slots for open ones, for unauthenticated ones, and turns.
 
-Pure counting; a *source* is whoever cannot be told apart any further without proof: an address, a
-/64 of IPv6, a user of this machine. connection_gate.py asks at the door. Whoever holds a turn does
-the work, and says when it is over.
+Pure counting; a *source* is the finest distinction without authentication: an address, a
+/64 of IPv6, a user of this machine. connection_gate.py applies the limits. The holder of a turn
+does the work and reports its end.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from isthmus.tunnel.budget import HANDSHAKE_BYTES, Account, Budget
 
 T = TypeVar("T")
 Job = TypeVar("Job")
-#: What a connection that is passed on costs its source, with the little that is kept of it early.
-#: What waits in it besides is charged as it comes and goes (raw.py).
+#: The cost of a forwarded connection for its source, including a small amount of early data.
+#: raw.py charges further waiting data as it comes and goes.
 CONNECTION_BYTES = 4096
-#: The source of everybody on this machine, where they cannot be told apart: not bounded by source.
+#: The source of all clients on this machine, if they are indistinguishable: no limit per source.
 HERE = "this machine"
-#: What one source may have of all places where nothing else is said: never all of them.
+#: The default part of all slots for one source: never all of them.
 _SHARE, _OF = 3, 4
 
 
 class AdmissionRefusal(Enum):
-    """Why there is no place."""
+    """Why a connection was refused."""
 
     TOO_MANY = "--max-connections are open"
     TOO_MANY_OF_SOURCE = "--max-connections-per-source of its address or user are open"
@@ -36,16 +36,16 @@ class AdmissionRefusal(Enum):
 
 
 class ConnectionSlots:
-    """Counts open connections, of all and of each source.
+    """Counts open connections, in total and per source.
 
-    In a ``budget`` each costs its source something. Whoever cannot be told apart is refused only
-    when nothing is left, and it was they who used it up.
+    With a ``budget``, each is charged to its source. Indistinguishable clients are refused only
+    when the budget is used up, and they used it up.
     """
 
     __slots__ = ("_open", "budget", "most", "most_per_source", "taken")
 
     def __init__(self, most: int, most_per_source: int = 0) -> None:
-        """``most_per_source`` 0: three quarters, so that nobody keeps everybody else out."""
+        """``most_per_source`` 0: three quarters, so that no source locks out all others."""
         self.resize(most, most_per_source)
         self.taken: dict[str, int] = {}  # a Counter's __missing__ and __delitem__ are Python's
         self.budget: Budget | None = None
@@ -55,12 +55,12 @@ class ConnectionSlots:
         return self._open
 
     def resize(self, most: int, most_per_source: int = 0) -> None:
-        """Have so many from now on; whoever is in stays."""
+        """Change the limits; open connections stay."""
         self.most = most
         self.most_per_source = most_per_source or max(1, most * _SHARE // _OF)
 
     def refusal(self, source: str) -> AdmissionRefusal | None:
-        """Why one more of this source cannot come in; None if it can."""
+        """Why another connection of this source is refused; None if it is not."""
         if source != HERE and self.taken.get(source, 0) >= self.most_per_source:
             return AdmissionRefusal.TOO_MANY_OF_SOURCE
         if self.budget is not None and not self._affords(self.budget, source):
@@ -74,19 +74,19 @@ class ConnectionSlots:
         return budget.allows(source, CONNECTION_BYTES)
 
     def account(self, source: str) -> Account | None:
-        """Open the account that pays for what this source's connections keep; ``close`` it."""
+        """Open the account that pays for this source's connections; ``close`` it."""
         return self.budget.account(source) if self.budget is not None else None
 
     def enter(self, source: str) -> None:
-        """One more is open."""
+        """Count an opened connection."""
         self._open += 1
         self.taken[source] = self.taken.get(source, 0) + 1
         if self.budget is not None:
-            # The account stays open until this one leaves.
+            # The account stays open until this connection leaves.
             self.budget.account(source).hold(CONNECTION_BYTES)
 
     def leave(self, source: str) -> None:
-        """One less; a source that has none left is forgotten."""
+        """Count a closed connection; a source without connections is removed."""
         self._open -= 1
         left = self.taken[source] - 1
         if left:
@@ -95,23 +95,23 @@ class ConnectionSlots:
             del self.taken[source]
         if self.budget is not None:
             account = self.budget.account(source)
-            account.close()  # of now; the other use is of when it entered
+            account.close()  # the use opened here; the other is from ``enter``
             account.leave(CONNECTION_BYTES)
 
 
-#: What a stranger counts for, in seconds of our time: a connection with its handshake, and each
-#: byte of it that is read. About what the dearest of them cost.
+#: The cost of an unauthenticated connection, in seconds of our time: for its handshake, and for
+#: each byte read. About the cost of the most expensive ones.
 STRANGER_S = 0.002
 STRANGER_BYTE_S = 0.000_001
-#: What a source may cost in one moment, for thousands of agents that come at once, and then in
-#: every second. Whoever shows who it is gets back what it cost.
+#: The allowance of a source, as a burst for thousands of agents that reconnect at once, and per
+#: second. Authentication refunds the cost.
 BURST_S = 10.0
 PER_SECOND_S = 0.2
 _MOST_SOURCES = 4096
 
 
 class Allowance:
-    """What each source may cost while it has proved nothing."""
+    """The allowance of each source for unauthenticated connections."""
 
     __slots__ = ("_burst_s", "_clock", "_left", "_per_second_s")
 
@@ -125,20 +125,22 @@ class Allowance:
         self._clock = clock
         self._burst_s = burst_s
         self._per_second_s = per_second_s
-        self._left: dict[str, tuple[float, float]] = {}  # seconds, as of when; the latest last
+        self._left: dict[
+            str, tuple[float, float]
+        ] = {}  # seconds left, and as of when; most recent last
 
     def __len__(self) -> int:
         return len(self._left)
 
     def spend(self, source: str, cost_s: float) -> bool:
-        """Take it from what the source has left; False, and nothing is taken, when it is too much.
+        """Take the cost from the source's allowance; False, without taking, if it is too much.
 
-        A source without a name came by no gate, and is not counted.
+        A source without a name did not pass a gate, and is not counted.
         """
         return not source or self._take(source, cost_s)
 
     def give_back(self, source: str, cost_s: float) -> None:
-        """The source has shown who it is."""
+        """Refund the cost: the source has authenticated."""
         if source in self._left:
             self._take(source, -cost_s)
 
@@ -156,10 +158,10 @@ class Allowance:
 
 
 class Strangers(Generic[T]):
-    """Connections that have proved nothing yet, at most so many.
+    """Unauthenticated connections, limited in number.
 
-    When it is full, the source that has most of them gives a place to one that has fewer: whoever
-    floods a port without a certificate keeps out only itself.
+    When full, the source with the most of them gives a slot to one with fewer: a client that
+    floods a port without a certificate locks out only itself.
     """
 
     __slots__ = ("_by_source", "_source_of", "most")
@@ -179,14 +181,14 @@ class Strangers(Generic[T]):
         return iter(self._source_of)
 
     def add(self, item: T, source: str) -> None:
-        """A stranger has come; ``must_leave`` was asked before."""
+        """Add a connection; call ``must_leave`` before."""
         self._source_of[item] = source
         self._by_source.setdefault(source, {})[item] = None
 
     def remove(self, item: T) -> str:
-        """It has shown who it is, or is gone; one that is no stranger is let be.
+        """Remove a connection that has authenticated or is gone; others are ignored.
 
-        Tells its source, empty for no stranger.
+        Returns its source, empty if it was not here.
         """
         source = self._source_of.pop(item, None)
         if source is None:
@@ -198,17 +200,17 @@ class Strangers(Generic[T]):
         return source
 
     def is_full_for(self, source: str) -> bool:
-        """No place, and no source that has so many more that it has to give one."""
+        """Whether there is no slot, and no source has enough more to give one up."""
         if len(self) < self.most:
             return False
         mine = len(self._by_source.get(source, ()))
         return max(map(len, self._by_source.values())) <= mine + 1
 
     def must_leave(self, *, oldest: bool = False) -> T | None:
-        """Who has to go before another may come; None while there are places.
+        """The connection to drop before another may be added; None while there are slots.
 
-        The newest of the source that has most: it has lost the least. The ``oldest`` where whoever
-        is honest is done soon.
+        The newest of the source with the most: it has lost the least. The ``oldest`` where
+        legitimate clients finish quickly.
         """
         if len(self) < self.most:
             return None
@@ -219,8 +221,8 @@ class Strangers(Generic[T]):
 def stranger_refusal(
     source: str, strangers: Strangers[T], allowance: Allowance, budget: Budget
 ) -> AdmissionRefusal | None:
-    """Why a connection that has proved nothing is not served; None if it is, and was counted."""
-    # As many as would be too many cannot all be about to show who they are.
+    """Why an unauthenticated connection is refused; None if it was accepted and counted."""
+    # So many connections cannot all be about to authenticate.
     if strangers.is_full_for(source):
         return AdmissionRefusal.CROWD
     if not allowance.spend(source, STRANGER_S):
@@ -229,11 +231,11 @@ def stranger_refusal(
 
 
 class FairTurns(Generic[Job]):
-    """Jobs that wait, by source, oldest first; sources take turns.
+    """Waiting jobs by source, oldest first; sources take turns.
 
     At most ``most`` jobs hold a turn at once, and at most ``most_of_one`` of one source, so that a
-    source that keeps its turns for long leaves some to the others. At most ``waiting_of_one`` of a
-    source wait, and ``waiting`` of all.
+    source with long turns leaves some to the others. At most ``waiting_of_one`` of a
+    source wait, and ``waiting`` in total.
     """
 
     __slots__ = ("_held", "_holding", "_lengths", "_waiting", "most", "most_of_one", "waiting",
@@ -244,24 +246,24 @@ class FairTurns(Generic[Job]):
         self.most_of_one = most_of_one
         self.waiting = waiting
         self.waiting_of_one = waiting_of_one
-        self._waiting: dict[str, dict[Job, None]] = {}  # whose turn is next comes first
+        self._waiting: dict[str, dict[Job, None]] = {}  # the next source in turn comes first
         self._lengths = 0
         self._held: Counter[str] = Counter()
         self._holding = 0
 
     def __len__(self) -> int:
-        """How many wait."""
+        """The number of waiting jobs."""
         return self._lengths
 
     @property
     def holding(self) -> int:
-        """How many hold a turn."""
+        """The number of jobs that hold a turn."""
         return self._holding
 
     def come(self, source: str, job: Job) -> Job | None:
-        """A job waits for a turn; gives the one that has to go for it, perhaps itself.
+        """Add a job; returns the job that is dropped for it, possibly itself.
 
-        When all places are taken, the source that has most of them gives one up: its newest.
+        When full, the source with the most waiting jobs drops its newest.
         """
         mine = self._waiting.get(source, {})
         if len(mine) >= self.waiting_of_one:
@@ -278,7 +280,7 @@ class FairTurns(Generic[Job]):
         return gone
 
     def leave(self, source: str, job: Job) -> None:
-        """Remove a waiting job; do nothing if it does not wait."""
+        """Remove a job if it is waiting."""
         jobs = self._waiting.get(source, {})
         if job not in jobs:
             return
@@ -288,10 +290,10 @@ class FairTurns(Generic[Job]):
             del self._waiting[source]
 
     def begin(self) -> Job | None:
-        """Give a turn to the next job; None: there is none, or no turn."""
+        """Give a turn to the next job; None without a job or a turn."""
         if self._holding >= self.most:
             return None
-        # Those that are passed over hold turns, so they are few, however many sources wait.
+        # Skipped sources hold turns, so they are few, however many sources wait.
         source = next((it for it in self._waiting if self._held[it] < self.most_of_one), None)
         if source is None:
             return None
@@ -300,7 +302,7 @@ class FairTurns(Generic[Job]):
         del jobs[job]
         self._lengths -= 1
         if jobs:
-            self._waiting[source] = jobs  # behind all others
+            self._waiting[source] = jobs  # after all others
         self._held[source] += 1
         self._holding += 1
         return job

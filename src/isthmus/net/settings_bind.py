@@ -1,4 +1,4 @@
-"""The settings of the address that an agent accepts node traffic at.
+"""The settings of the address at which an agent accepts node traffic.
 
 Who puts the address on an interface, and keeps strangers away from it, is host_address.py.
 """
@@ -16,9 +16,9 @@ from isthmus.settings.gates import NODE_TRAFFIC
 from isthmus.settings.options import OURS, SettingsBlock, SharedOption, option, shared
 from isthmus.values import is_address
 
-#: The interface that the address is put on, if nobody names another.
+#: The default interface of the address.
 INTERFACE = "isthmus0"
-#: What --uplink-interface takes from those who filter themselves.
+#: The value of --uplink-interface for users with their own firewall.
 NO_UPLINK = "none"
 
 UPLINK_INTERFACE: SharedOption[tuple[str, ...]] = shared(
@@ -64,7 +64,7 @@ class BindSettings(SettingsBlock):
 
     @property
     def bound_addresses(self) -> tuple[IPv4Address | IPv6Address, ...]:
-        """The addresses to accept connections at, at most one of each family; often none.
+        """The addresses for local connections, at most one of each family; often none.
 
         Raises:
             ConfigError: a text is not an address, or one that cannot be used for this.
@@ -72,20 +72,20 @@ class BindSettings(SettingsBlock):
         return parse_bind_addresses(self.address)
 
     def check(self) -> list[str]:
-        """Hold these settings against each other; gives warnings, each a sentence.
+        """Check these settings; returns warnings.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_interface("bind-interface", self.interface)
         for name in self.uplink_interface:
             check_interface("uplink-interface", name)
         if NO_UPLINK in self.uplink_interface and len(self.uplink_interface) > 1:
-            raise ConfigError(f"--uplink-interface={NO_UPLINK} cannot stand beside an interface")
-        if self.interface in self.uplink_interface:
             raise ConfigError(
-                f"--uplink-interface {self.interface} is the --bind-interface as well"
+                f"--uplink-interface={NO_UPLINK} cannot be combined with an interface"
             )
+        if self.interface in self.uplink_interface:
+            raise ConfigError(f"--uplink-interface {self.interface} is also the --bind-interface")
         if "lo" in self.uplink_interface:
             raise ConfigError("--uplink-interface lo would drop the connections of this node")
         addresses = self.bound_addresses
@@ -94,7 +94,7 @@ class BindSettings(SettingsBlock):
                 self.uplink_interface
             )
         return [
-            f"--bind-address {address} is a public address: whoever has it in the internet"
+            f"--bind-address {address} is a public address: its owner in the internet"
             " cannot be reached from this node; a private one is better"
             for address in addresses
             if address.is_global
@@ -102,12 +102,12 @@ class BindSettings(SettingsBlock):
 
 
 def parse_bind_addresses(texts: Iterable[str]) -> tuple[IPv4Address | IPv6Address, ...]:
-    """Read the addresses that a node can have for itself: one, or one of each family.
+    """Read the addresses that can be configured on a node: one, or one of each family.
 
     The same one twice is one. The first is the one that kube-apiserver advertises.
 
     Raises:
-        ConfigError: one sentence that names --bind-address and says what is wrong.
+        ConfigError: names --bind-address and the problem.
     """
     found = dict.fromkeys(parse_bind_address(text) for text in texts)
     by_family: dict[int, IPv4Address | IPv6Address] = {}
@@ -122,10 +122,10 @@ def parse_bind_addresses(texts: Iterable[str]) -> tuple[IPv4Address | IPv6Addres
 
 
 def parse_bind_address(text: str) -> IPv4Address | IPv6Address:
-    """Read an address that a node can have for itself.
+    """Read an address that can be configured on a node.
 
     Raises:
-        ConfigError: one sentence that names --bind-address and says what is wrong.
+        ConfigError: names --bind-address and the problem.
     """
     if not is_address(text):
         raise ConfigError(
@@ -137,7 +137,7 @@ def parse_bind_address(text: str) -> IPv4Address | IPv6Address:
         raise ConfigError(f"--bind-address {text} is an IPv4 address: write {address.ipv4_mapped}")
     kind = _unusable(address)
     if kind:
-        # The kubernetes Service takes none of them for an endpoint either.
+        # The kubernetes Service rejects them as endpoints, too.
         raise ConfigError(
             f"--bind-address {text} is {kind}; use an address that is free in your networks, such"
             " as one of 10.0.0.0/8 or fd00::/8"
@@ -162,13 +162,13 @@ def _unusable(address: IPv4Address | IPv6Address) -> str:
 
 
 def check_interface(flag: str, name: str) -> None:
-    """An interface's name is one that the kernel and the firewalls take as it is.
+    """Check that the kernel and the firewalls accept an interface's name unchanged.
 
     Raises:
         ConfigError: it is not; the sentence names the flag.
     """
     if not _INTERFACE.fullmatch(name):
         raise ConfigError(
-            f"--{flag} takes the name of an interface, at most 15 letters, digits, dots, dashes"
+            f"--{flag} requires an interface name of at most 15 letters, digits, dots, dashes"
             f" and underscores, not {name!r}"
         )

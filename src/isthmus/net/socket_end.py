@@ -1,4 +1,4 @@
-"""Ends over sockets: what every one of them does, and the one over a plain TCP or UNIX socket.
+"""Ends over sockets: the common part, and the end over a plain TCP or UNIX socket.
 
 The end over TLS is in tls.py.
 """
@@ -20,10 +20,10 @@ SOCKET_END_SLOTS = (*END_SLOTS, "_eof_in", "_eof_out")
 class SocketEndBase(BaseEnd):
     """The life of an end over a socket: half-closes, resets, and the report when done.
 
-    A mix-in beside a RawSocket, whose fields it names; see BaseEnd for why it has no storage.
+    A mix-in for a RawSocket, whose fields it uses; see BaseEnd for why it has no storage.
     """
 
-    if not TYPE_CHECKING:  # a type checker would take them for the only fields
+    if not TYPE_CHECKING:  # a type checker would treat these as the only fields
         __slots__ = ()
 
     closed: bool
@@ -45,7 +45,7 @@ class SocketEndBase(BaseEnd):
         state = self.ending.value if self.ending else "paused" if self.paused else "open"
         return f"<{type(self).__name__} fd {self.fd} {state}, {self.out_bytes} unsent>"
 
-    if TYPE_CHECKING:  # given by the concrete class
+    if TYPE_CHECKING:  # implemented by the concrete class
 
         def send_eof(self) -> None:
             """Half-close as this kind of connection does."""
@@ -60,27 +60,27 @@ class SocketEndBase(BaseEnd):
         return self.ending is None and self._eof_in != self._eof_out
 
     def got_eof(self) -> None:
-        """The other side is done sending: so is our peer's writing side."""
+        """The other side sends nothing more: half-close our peer."""
         if not self._eof_in:
             self._eof_in = True
             self.peer.write_eof()
             self._maybe_done()
 
     def write_eof(self) -> None:
-        """Half-close after what is unsent."""
+        """Half-close after unsent data."""
         if not self.closed and not self._eof_out:
             self._eof_out = True
             self.send_eof()
             self._maybe_done()
 
     def let_go(self) -> None:
-        """Close once everything is sent: what still comes, the kernel answers with a reset."""
+        """Close once everything is sent: the kernel answers later data with a reset."""
         if self._eof_out:
             self.got_eof()
 
     def drained(self) -> None:
-        """Tell the peer that there is room, and finish if that was the last."""
-        # Also after its end of file: a stream counts what it holds until it hears this.
+        """Tell the peer that there is room, and finish if everything is done."""
+        # Also after its end of file: a stream counts what it holds until this call.
         self.peer.resume_reading()
         if self._eof_out:
             self._maybe_done()
@@ -91,7 +91,7 @@ class SocketEndBase(BaseEnd):
             self.finish(reason)
 
     def broken(self) -> None:
-        """The connection was reset or cut: so is the peer."""
+        """The connection was reset or cut: reset the peer."""
         if self.ending is None:
             self.reset()
             peer = self.peer
@@ -114,7 +114,7 @@ class SocketEnd(SocketEndBase, RawSocket):
         RawSocket.__init__(self, sock, poller)
 
     def readable(self) -> None:
-        """Read once and pass it on; the poller comes back if more may be there."""
+        """Read once and pass it on; the poller calls again if there may be more."""
         try:
             data = self._recv(READ_BYTES)
         except BlockingIOError:
@@ -123,8 +123,8 @@ class SocketEnd(SocketEndBase, RawSocket):
             self.broken()
             return
         if data:
-            # A short read emptied the socket, and what comes later makes a new edge; but an
-            # end of file that was announced already does not.
+            # A short read emptied the socket, and later data triggers a new edge; but an
+            # end of file that was already announced does not.
             if not self.peer.write(data):
                 self.paused = True
             if (len(data) == READ_BYTES or self.peer_shut) and not self.closed:
@@ -140,7 +140,7 @@ class SocketEnd(SocketEndBase, RawSocket):
                 peer.let_go()
 
     def last_words(self) -> None:
-        """Deliver what arrived before a reset; its end of file is none."""
+        """Deliver what arrived before a reset; an end of file then does not count."""
         with contextlib.suppress(OSError):
             for _ in range(MOST_LAST_READS):
                 data = self._recv(READ_BYTES)

@@ -1,8 +1,8 @@
-"""What systemd and a program say to each other: sockets that are passed in, news that go out.
+"""The protocols between systemd and a program: passed sockets and notifications.
 
-The protocols are those of sd_listen_fds(3) and sd_notify(3): a few variables, descriptors from 3
-on, and datagrams. Without the variables nothing happens. What there is to tell, and when, is
-frame/lifetime.py.
+They are those of sd_listen_fds(3) and sd_notify(3): environment variables, descriptors from 3
+on, and datagrams. Without the variables nothing happens. frame/lifetime.py decides what to
+notify, and when.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TCP = (socket.AF_INET, socket.AF_INET6)
 _KINDS = {socket.SOCK_DGRAM: "datagram", socket.SOCK_SEQPACKET: "sequential packet"}
 _log = logging.getLogger("isthmus.systemd")
 
-#: The FileDescriptorName= of what each flag would bind.
+#: The FileDescriptorName= for each flag that binds.
 NAMES: Mapping[str, str] = {
     "--server-port": "frontend",
     "--uds-name": "frontend",
@@ -42,7 +42,7 @@ NAMES: Mapping[str, str] = {
 
 
 class PassedSocket(socket.socket):
-    """A listening socket that belongs to whoever passed it in: its file is not ours to remove."""
+    """A listening socket that was passed in: its file is not ours to remove."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class _Passed:
 
 
 class PassedSockets:
-    """The listening sockets that this process was started with, until somebody takes them.
+    """The listening sockets that this process was started with, until they are taken.
 
-    One whose name is of ours (``NAMES``) belongs to the flag of that name; any other to the flag
+    A socket with a name in ``NAMES`` belongs to the flag of that name; any other to the flag
     with its address.
     """
 
@@ -71,16 +71,17 @@ class PassedSockets:
         return len(self._left)
 
     def adopt(self, environment: MutableMapping[str, str], *, pid: int) -> None:
-        """Take over what the variables name, and remove them: children get nothing.
+        """Take over the sockets that the variables name, and remove the variables for children.
 
         Raises:
-            ConfigError: something is no listening stream socket, or the variables make no sense.
+            ConfigError: a descriptor is not a listening stream socket, or the variables are
+            invalid.
         """
         given = environment.pop("LISTEN_PID", "")
         count = environment.pop("LISTEN_FDS", "")
         names = environment.pop("LISTEN_FDNAMES", "").split(":")
         environment.pop("LISTEN_PIDFDID", None)
-        if given != str(pid):  # meant for whoever started us, or for nobody
+        if given != str(pid):  # meant for another process
             return
         if not (count.isascii() and count.isdigit() and int(count) <= _MOST):
             raise ConfigError(f"LISTEN_FDS={count}: not a number of sockets up to {_MOST}")
@@ -89,14 +90,14 @@ class PassedSockets:
             self._left.append(_Passed(_checked(_FIRST + index, name), name))
 
     def take_tcp(self, flag: str, address: Callable[[], tuple[str, int]]) -> list[PassedSocket]:
-        """Give the sockets for this flag, whose address is asked for when it matters.
+        """The sockets for this flag; its address is requested only if needed.
 
-        An empty host stands for every address.
+        An empty host means every address.
         """
         return self._taken(self._find(flag, _TCP, lambda it: _is_at(it, *address())))
 
     def take_uds(self, flag: str, path: str) -> PassedSocket | None:
-        """Give the UNIX socket for this flag, if there is one."""
+        """The UNIX socket for this flag, if any."""
         found = self._find(flag, (socket.AF_UNIX,), lambda it: bool(it.getsockname() == path))
         return self._taken(found[:1])[0] if found else None
 
@@ -104,7 +105,7 @@ class PassedSockets:
         self, flag: str, families: tuple[int, ...], is_there: Callable[[PassedSocket], bool]
     ) -> list[_Passed]:
         ours = [it for it in self._left if it.sock.family in families and self._fits(it, flag)]
-        # By address first: of several with one name, each flag gets its own.
+        # By address first: of several sockets with one name, each flag gets its own.
         at_home = [it for it in ours if is_there(it.sock)]
         return at_home or [it for it in ours if it.name == NAMES.get(flag)]
 
@@ -117,29 +118,33 @@ class PassedSockets:
         return passed.name == NAMES.get(flag) or passed.name not in NAMES.values()
 
     def check_taken(self) -> None:
-        """See that every socket has found its flag: else clients would wait in it for ever.
+        """Check that every socket was taken by a flag: otherwise clients would wait in it for ever.
 
         Raises:
-            ConfigError: one is left.
+            ConfigError: a socket is left.
         """
         if not self._left:
             return
         left = self._left[0]
         flags = " or ".join(flag for flag, name in NAMES.items() if name == left.name)
-        named = f"named {left.name}" if flags else "without a name of ours"
-        asks = f"no flag of this program does ({flags})" if flags else "no flag has this address"
+        named = f"named {left.name}" if flags else "with an unknown name"
+        asks = (
+            f"no flag of this program has this address ({flags})"
+            if flags
+            else "no flag has this address"
+        )
         raise ConfigError(
-            f"systemd passed a socket {named} at {left.where}, and {asks}: nobody would serve it"
+            f"systemd passed a socket {named} at {left.where}, and {asks}: it would not be served"
         )
 
     def close(self) -> None:
-        """Close what nobody took."""
+        """Close the sockets that were not taken."""
         for each in self._left:
             each.sock.close()
         self._left.clear()
 
 
-#: Those of this process; empty until lifetime.main() adopts some.
+#: The sockets of this process; empty until lifetime.main() adopts some.
 PASSED = PassedSockets()
 
 
@@ -147,7 +152,7 @@ def _checked(number: int, name: str) -> PassedSocket:
     """Make a socket of a descriptor.
 
     Raises:
-        ConfigError: it is none that a program of ours can accept from.
+        ConfigError: the program cannot accept connections from it.
     """
     what = f"descriptor {number} of systemd" + (f" ({name})" if name else "")
     try:
@@ -155,7 +160,7 @@ def _checked(number: int, name: str) -> PassedSocket:
     except OSError as exc:
         raise ConfigError(f"{what}: {exc.strerror}") from exc
     if not is_socket:
-        raise ConfigError(f"{what} is no socket")
+        raise ConfigError(f"{what} is not a socket")
     sock = PassedSocket(fileno=number)
     wrong = _wrong_kind(sock)
     if wrong:
@@ -184,7 +189,7 @@ def _is_at(sock: socket.socket, host: str, port: int) -> bool:
 
 
 class Notifier:
-    """Where systemd hears how this process is doing; ``watchdog_s`` is 0 where none waits."""
+    """Sends notifications to systemd; ``watchdog_s`` is 0 without a watchdog."""
 
     def __init__(self, address: str, *, watchdog_s: float = 0.0) -> None:
         self.watchdog_s = watchdog_s
@@ -196,10 +201,10 @@ class Notifier:
     def from_environment(
         cls, environment: MutableMapping[str, str], *, pid: int
     ) -> Notifier | None:
-        """Read the variables and remove them, so that no child speaks for us; None without.
+        """Read and remove the variables, so that no child notifies for us; None without them.
 
         Raises:
-            ConfigError: they make no sense.
+            ConfigError: they are invalid.
         """
         address = environment.pop("NOTIFY_SOCKET", "")
         watchdog = environment.pop("WATCHDOG_USEC", "")
@@ -215,15 +220,15 @@ class Notifier:
         return cls(address, watchdog_s=int(watchdog) / 1e6)
 
     def tell(self, **news: str | int) -> None:
-        """Send assignments, such as ``READY=1``; one that cannot be sent is lost, and logged."""
+        """Send assignments, such as ``READY=1``; a failure is logged and otherwise ignored."""
         text = "".join(f"{key}={value}\n" for key, value in news.items())
         try:
             self._sock.sendto(text.encode(errors="replace"), self._address)
         except OSError as exc:
             if not self._failed:
                 self._failed = True
-                _log.warning("cannot tell systemd: %s", exc.strerror or exc)
+                _log.warning("cannot notify systemd: %s", exc.strerror or exc)
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Close the notification socket."""
         self._sock.close()

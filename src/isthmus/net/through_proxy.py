@@ -1,9 +1,9 @@
-"""Connections through an HTTP proxy: connect to it, ask for the target, hand the socket on.
+"""Connections through an HTTP proxy: connect to it, request the target, hand the socket on.
 
-A plain proxy's own socket is handed on. With an https proxy the caller speaks its TLS inside ours:
-it gets one side of a socket pair, the other is joined to our TLS end, a tunnel as any other.
+A plain proxy's own socket is handed on. With an https proxy the caller's TLS runs inside ours:
+the caller gets one side of a socket pair, and the other is joined to our TLS end as a tunnel.
 
-Which proxy is asked for which host is rules_proxies.py.
+rules_proxies.py chooses the proxy for a host.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from isthmus.wire.connect_answer import ConnectAnswer, ConnectAsking
 
 TIMEOUT_S = 10.0
 SYSTEM_CAS_S = 60.0
-#: How long a proxy may take for the last bytes of a user who has left.
+#: How long a proxy may take for the last bytes of a user that has left.
 LINGER_S = 10.0
 _TCP_NOTSENT_LOWAT = 25
 _NOTSENT_LOWAT_BYTES = 128 * 1024
 
 
 class ProxyRefused(LinkError):
-    """The proxy was asked and said no; ``status`` is that of its answer."""
+    """The proxy refused the request; ``status`` is that of its answer."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message, LinkStage.CONNECT)
@@ -54,24 +54,24 @@ async def connect_through(
     timeout_s: float = TIMEOUT_S,
     for_peer: bool = False,
 ) -> socket.socket:
-    """Connect to a target through a proxy; the proxy looks the target's name up.
+    """Connect to a target through a proxy, which resolves the target's name.
 
-    The socket is non-blocking, no byte was read or written on it past the proxy's answer, and it
-    is closed by ``poller.close``. Its edges may have passed: whoever takes it has to read once.
-    With an https proxy it is a UNIX socket: options of TCP do not apply to it.
+    The socket is non-blocking, no byte was read or written on it after the proxy's answer, and it
+    is closed by ``poller.close``. Its edges may have passed: its next owner has to read once.
+    With an https proxy it is a UNIX socket: TCP options do not apply to it.
 
     Args:
-        poller: watches the sockets; its loop is the one that runs.
-        resolver: looks the proxy's name up.
-        proxy: whom to ask.
-        target: whom to ask for.
+        poller: watches the sockets; its loop is the running one.
+        resolver: resolves the proxy's name.
+        proxy: the proxy.
+        target: the requested target.
         context: for https proxies; None trusts the system's CAs.
-        timeout_s: for everything, from the look-up to the answer.
-        for_peer: it takes none of the descriptors that are kept back (descriptors.py).
+        timeout_s: for everything, from the lookup to the answer.
+        for_peer: do not use the reserved descriptors (descriptors.py).
 
     Raises:
-        LinkError: there is no way through; the sentence names the proxy, and has its status line
-            if it answered, and then it is a ProxyRefused.
+        LinkError: no connection; the message names the proxy. If the proxy answered, it is
+            a ProxyRefused and the message has its status line.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -81,15 +81,15 @@ async def connect_through(
             sock = await _reach(loop, poller, resolver, proxy, timeout_s, for_peer)
             return await _ask(loop, poller, sock, context, proxy, target)
     except TimeoutError:
-        # Not a stage of its own: what the metrics call timed out is a server that said nothing.
-        raise _error(proxy, f"no way to {target} within {timeout_s:g} s") from None
+        # Stage CONNECT: in the metrics, TIMED_OUT means a server that did not answer.
+        raise _error(proxy, f"no connection to {target} within {timeout_s:g} s") from None
 
 
 class SystemCas:
-    """A context for https proxies that trusts the system's CAs, read again once a minute.
+    """A context for https proxies that trusts the system's CAs, reloaded once a minute.
 
-    Reading takes some 20 ms of a thread: with one for every connection, whoever opens many would
-    keep the threads busy that certificates and lists are read in.
+    Loading takes some 20 ms in a thread: with one load per connection, many connections would
+    keep the threads busy that reload certificates and lists.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class SystemCas:
         self._read: tuple[float, list[str | None], ssl.SSLContext] | None = None
 
     def kept(self) -> ssl.SSLContext | None:
-        """What was read in the last minute, where OpenSSL looks for it now."""
+        """The context loaded in the last minute from the current locations."""
         if self._read is None:
             return None
         read_at, where, context = self._read
@@ -105,7 +105,7 @@ class SystemCas:
         return None if is_old or where != _where_cas_are() else context
 
     def read(self) -> ssl.SSLContext:
-        """Read the files, unless somebody else just did; call it in a thread."""
+        """Load the files, unless another call just did; call it in a thread."""
         with self._lock:
             context = self.kept()
             if context is None:
@@ -170,7 +170,7 @@ async def _ask(
     proxy: ProxyAddress,
     target: HostPort,
 ) -> socket.socket:
-    """Ask a connected proxy for the target."""
+    """Request the target from a connected proxy."""
     answered: asyncio.Future[socket.socket] = loop.create_future()
     question = _Question(loop, proxy, target, answered)
     end: _PlainProxy | _TlsProxy
@@ -181,7 +181,7 @@ async def _ask(
     else:
         end = question.end = _PlainProxy(sock, poller, question)
     end.write(question.asking.request)
-    end.read_again()  # what came while nobody owned the socket made its edge already
+    end.read_again()  # data that arrived before registration will not trigger another edge
     try:
         return await answered
     except asyncio.CancelledError:
@@ -189,11 +189,13 @@ async def _ask(
             end.abort(Ending.CANCELLED)
         raise
     finally:
-        question.end = None  # which has it as its reader: freed at once, not by a collection
+        question.end = (
+            None  # breaks the reference cycle, so that both are freed without a collection
+        )
 
 
 def _discard(poller: Poller, future: asyncio.Future[socket.socket]) -> bool:
-    """Close the socket that came for somebody who was cancelled before hearing of it, if any."""
+    """Close the socket of a future whose waiter was cancelled, if any."""
     if not future.done() or future.cancelled() or future.exception() is not None:
         return False
     poller.close(future.result())
@@ -201,14 +203,14 @@ def _discard(poller: Poller, future: asyncio.Future[socket.socket]) -> bool:
 
 
 class _PlainProxy(SocketEnd):
-    """The connection to an http proxy, until the target is at its other end."""
+    """The connection to an http proxy, until the target is connected."""
 
-    # The poller keeps the events of whoever registered first: links want all edges.
+    # The poller keeps the events of the first registration: links need all edges.
     always_out = True
     __slots__ = ()
 
     def become(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
-        """Stop reading there and then, and give the socket away."""
+        """Stop reading at once, and hand over the socket."""
         self.closed = True
         self.peer, self._early = GONE, None
         return self.sock
@@ -231,15 +233,15 @@ class _TlsProxy(TlsEnd):
         super().__init__(sock, poller, context, question, server_hostname=server_hostname)
 
     def handshake_failed(self, error: ssl.SSLError) -> None:
-        """Keep it for the sentence."""
+        """Keep the error for the message."""
         if isinstance(error, ssl.SSLCertVerificationError):
             self.error = f"its certificate: {error.verify_message}"
         else:
             self.error = f"TLS: {error.reason or error}"
 
     def become(self, loop: asyncio.AbstractEventLoop) -> socket.socket:
-        """Join this end to a new pair of sockets and give its other side away."""
-        # Frames take turns before the kernel has them: leave little of them there.
+        """Join this end to a new socket pair and hand over its other side."""
+        # Frames take turns before they reach the kernel: keep its queue short.
         self.sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _NOTSENT_LOWAT_BYTES)
         given, kept = socket.socketpair()
         given.setblocking(False)
@@ -249,7 +251,7 @@ class _TlsProxy(TlsEnd):
 
 
 class _Inside(SocketEnd):
-    """Our side of the pair. When the user's is closed, so is the way to the proxy, soon."""
+    """Our side of the pair. When the user's side closes, the proxy connection soon closes."""
 
     __slots__ = ("_left", "_loop")
 
@@ -261,10 +263,10 @@ class _Inside(SocketEnd):
         super().__init__(sock, poller)
 
     def on_events(self, mask: int) -> None:
-        """Notice that the user has closed, even while nothing is read."""
+        """Detect that the user has closed, even while reading is paused."""
         if mask & HUP and not self._left:
             self._left = True
-            # A proxy that takes nothing would keep the tunnel: nobody is left who would end it.
+            # A proxy that does not read would keep the tunnel: nothing else would end it.
             self._loop.call_later(LINGER_S, self._give_up, self.peer)
         super().on_events(mask)
 
@@ -273,15 +275,15 @@ class _Inside(SocketEnd):
         proxy.abort(Ending.TIMED_OUT)
 
     def got_eof(self) -> None:
-        """Pass the half-close on; it is a whole one when nobody reads here any more."""
+        """Pass the half-close on; close completely if the user no longer reads."""
         proxy = self.peer
         super().got_eof()
         if self.hung_up and isinstance(proxy, _TlsProxy):
-            proxy.got_eof()  # closes once the last bytes are out
+            proxy.got_eof()  # closes once the last bytes are sent
 
 
 class _Question(Early):
-    """Reads the answer of a proxy that was asked; tells the future once."""
+    """Reads the proxy's answer; completes the future once."""
 
     __slots__ = ("_answered", "_loop", "_proxy", "_target", "asking", "end")
 
@@ -301,7 +303,7 @@ class _Question(Early):
         self.end: _PlainProxy | _TlsProxy | None = None
 
     def write(self, data: bytes) -> bool:
-        """Read on in the answer."""
+        """Read more of the answer."""
         if self._answered.done():
             return True
         try:
@@ -314,16 +316,16 @@ class _Question(Early):
         return True
 
     def write_eof(self) -> None:
-        """It has nothing more to say."""
-        self._fail("closed the connection before it had answered")
+        """The proxy closed before answering."""
+        self._fail("closed the connection before answering")
 
     def abort(self, reason: Ending) -> None:
-        """The connection failed, or the handshake did."""
+        """The connection or the handshake failed."""
         tls_error = self.end.error if isinstance(self.end, _TlsProxy) else ""
         if tls_error:
             self._fail(tls_error, LinkStage.TLS)
         else:
-            self._fail("the connection broke before it had answered")
+            self._fail("the connection broke before answering")
 
     def _take(self, answer: ConnectAnswer) -> None:
         assert self.end is not None

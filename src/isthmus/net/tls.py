@@ -1,10 +1,10 @@
 """TLS over a plain socket by ssl.SSLObject: half-close, resets told from ends, little memory.
 
 Not uvloop's TLS: that cannot half-close (the reply is dropped), takes 1.1 s of CPU per GB where
-this takes 0.7 to 0.9, and 610 kB per busy connection where this takes 104. Buffers for reading
-are the poller's and shared by all its connections.
+this takes 0.7 to 0.9, and 610 kB per busy connection where this takes 104. The read buffers
+belong to the poller and are shared by all its connections.
 
-Contexts and their reload are contexts.py.
+contexts.py builds and reloads contexts.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from isthmus.net.raw import MOST_LAST_READS, RawSocket
 from isthmus.net.socket_end import SOCKET_END_SLOTS, SocketEndBase
 from isthmus.tunnel.end import Early
 
-#: RFC 8446 §5.1: type, version and length of a record; §5.2: what it may hold when it is encrypted
+#: RFC 8446 §5.1: type, version and length of a record; §5.2: its size when encrypted
 #: (RFC 5246 §6.2.3 allows more).
 _HEADER_BYTES = 5
 _MOST_RECORD_BYTES = _HEADER_BYTES + RECORD_BYTES + 2048
-#: A peer that makes us answer (key updates) but never reads is cut off here.
+#: A peer that causes answers (key updates) but never reads is disconnected at this size.
 _MOST_UNREAD_BYTES = 16 * 1024 * 1024
 
 
 class TlsSocket(RawSocket):
-    """A socket that speaks TLS; subclasses get plaintext by ``deliver`` and ends by ``ended``."""
+    """A TLS socket; subclasses receive plaintext by ``deliver`` and ends by ``ended``."""
 
     __slots__ = (
         "_cut",
@@ -53,7 +53,7 @@ class TlsSocket(RawSocket):
         server_hostname: str | None = None,
         read_bytes: int = 64 * 1024,
     ) -> None:
-        """Take the server's role, or the client's when ``server_hostname`` is given."""
+        """Act as server, or as client if ``server_hostname`` is given."""
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
         self.tls = context.wrap_bio(
@@ -67,39 +67,39 @@ class TlsSocket(RawSocket):
         self._recv_into = sock.recv_into
         self._read_bytes = min(read_bytes, CIPHER_BYTES)
         self._unsecured: list[bytes | None] = []  # written before the handshake; None is the end
-        self._missing = 0  # of a record whose beginning OpenSSL has already
-        self._cut = b""  # the beginning of a record's header, which OpenSSL has as well
+        self._missing = 0  # bytes missing of a record passed to OpenSSL in part
+        self._cut = b""  # the beginning of a record header, also passed to OpenSSL
         self.secured = False
         self.peer_done = False
         RawSocket.__init__(self, sock, poller)
 
-    # What subclasses say.
+    # Implemented by subclasses.
 
     def deliver(self, plain: memoryview) -> bool:
-        """Take plaintext, which is gone when the call returns; False pauses reading."""
+        """Take plaintext, valid only during the call; False pauses reading."""
         raise NotImplementedError
 
     def ended(self) -> None:
-        """The peer's close_notify came: that direction is done."""
+        """The peer's close_notify arrived: that direction is done."""
         raise NotImplementedError
 
     def handshake_done(self) -> None:
-        """Both sides have proved who they are."""
+        """The handshake succeeded."""
 
     def handshake_failed(self, error: ssl.SSLError) -> None:
-        """The handshake cannot succeed; broken() follows."""
+        """The handshake failed; broken() follows."""
 
     def tls_failed(self, error: ssl.SSLError) -> None:
-        """The peer sent an alert, or broke TLS, after the handshake; broken() follows."""
+        """The peer sent an alert, or violated TLS, after the handshake; broken() follows."""
 
     # Reading.
 
     def begin(self) -> None:
-        """Start the handshake: as the client, say hello."""
+        """Start the handshake: as client, send hello."""
         self._shake_hands()
 
     def readable(self) -> None:
-        """Read ciphertext once and deliver all plaintext that is in it."""
+        """Read ciphertext once and deliver all of its plaintext."""
         cipher = self.poller.cipher
         try:
             size = self._recv_into(cipher, self._read_bytes)
@@ -127,7 +127,7 @@ class TlsSocket(RawSocket):
                 self._take(cipher[:size])
 
     def _take(self, cipher: memoryview) -> None:
-        """Deliver what this ciphertext says; none of it is the end of file."""
+        """Deliver the plaintext of this ciphertext; empty means the end of file."""
         pos, size = 0, len(cipher)
         if not size:
             self._incoming.write_eof()
@@ -135,7 +135,7 @@ class TlsSocket(RawSocket):
                 self._shake_hands()
                 return
         while not self.secured:
-            # Also what is no whole record: OpenSSL tells from its start what is not TLS at all.
+            # Also incomplete records: OpenSSL detects from the start what is not TLS.
             end = self._record_end(cipher, pos)
             self._incoming.write(cipher[pos:end])
             pos = min(end, size)
@@ -145,7 +145,7 @@ class TlsSocket(RawSocket):
         self._decrypt(cipher, pos)
 
     def _record_end(self, cipher: memoryview, pos: int) -> int:
-        """Where the record ends that begins or goes on here; behind all there is if it is cut."""
+        """The end of the record that starts or continues here; beyond the data if incomplete."""
         size = len(cipher)
         if self._missing:
             end = pos + self._missing
@@ -159,7 +159,7 @@ class TlsSocket(RawSocket):
             end = pos - len(self._cut) + _HEADER_BYTES + (head[3] << 8 | head[4])
             self._cut = b""
         if end - pos > _MOST_RECORD_BYTES:
-            return size  # OpenSSL refuses it by its header: nobody has to wait for the rest
+            return size  # OpenSSL rejects it by its header, without waiting for the rest
         self._missing = max(0, end - size)
         return end
 
@@ -173,10 +173,10 @@ class TlsSocket(RawSocket):
         except ssl.SSLError as exc:
             failure = exc
         if self._outgoing.pending:
-            self.put(self._outgoing.read())  # on failure: the alert that tells the peer why
+            self.put(self._outgoing.read())  # on failure: the alert with the reason
         if failure is not None:
             self.handshake_failed(failure)
-            self.close()  # not reset: that would overtake the alert
+            self.close()  # not a reset, which would overtake the alert
             self.broken()
         elif self.secured:
             self.handshake_done()
@@ -194,9 +194,9 @@ class TlsSocket(RawSocket):
             self.drained()
 
     def _decrypt(self, cipher: memoryview, pos: int) -> None:
-        # OpenSSL gets a record at a time: its buffers keep, for the life of a connection, a third
-        # more than they ever held, and a link that was once given 256 KiB would keep 340 kB. It
-        # costs nothing (timeit, 64 KiB: 25.8 us at once, 26.0 by records).
+        # OpenSSL gets one record at a time: its buffers stay, for the life of a connection, a third
+        # larger than their largest content, and a link that was once given 256 KiB would keep 340
+        # kB. This costs nothing (timeit, 64 KiB: 25.8 us at once, 26.0 by records).
         feed, read, plain = self._incoming.write, self._tls_read, self.poller.plain
         size, total = len(cipher), 0
         over, broken = False, not size
@@ -206,18 +206,18 @@ class TlsSocket(RawSocket):
             feed(cipher[pos:end])
             pos = end
             if end > size:
-                break  # the rest of this record is still to come
+                break  # the rest of this record has not arrived
             try:
                 got = read(RECORD_BYTES, plain[total:])
-                total += got  # type: ignore[operator]  # an int when a buffer is given
+                total += got  # type: ignore[operator]  # an int if a buffer is given
                 over = not got
             except ssl.SSLWantReadError:
-                continue  # a record that carries nothing: a key update
+                continue  # a record without data: a key update
             except ssl.SSLZeroReturnError:
                 over = True
             except ssl.SSLError as exc:
                 broken, fault = True, exc
-        # All records of a read together, so that frames and writes are whole.
+        # All records of a read together, so that frames and writes are complete.
         if total and not self.deliver(plain[:total]):
             self.paused = True
         if self._outgoing.pending and not self.closed:
@@ -256,7 +256,7 @@ class TlsSocket(RawSocket):
         return self.put_parts(parts)
 
     def close_notify(self) -> None:
-        """Say that this direction is done; the other goes on (RFC 8446 §6.1)."""
+        """End this direction; the other continues (RFC 8446 §6.1)."""
         if not self.secured:
             self._unsecured.append(None)
             return
@@ -292,12 +292,10 @@ class TlsEnd(SocketEndBase, TlsSocket):
         self.got_eof()
 
     def write(self, data: bytes) -> bool:
-        """Encrypt and send or keep."""
         if self.closed or self._eof_out:
             return True
         self.bytes_written += len(data)
         return self.encrypt(data)
 
     def send_eof(self) -> None:
-        """Half-close as TLS does."""
         self.close_notify()

@@ -1,10 +1,10 @@
-"""Asks a DNS server that is reached by one of our dialers, and remembers what it says.
+"""Queries a DNS server through one of our dialers, and caches its answers.
 
-Every question goes by TCP: a tunnel carries nothing else. A connection is used for as many
-questions as its server likes; the addresses of both families are asked for at once. Whatever a
-server does, asking ends within its deadline with addresses, with none, or with a DnsError.
+Every query uses TCP, because a tunnel carries nothing else. A connection is used for as many
+queries as its server allows; the addresses of both families are queried at once. Whatever a
+server does, a query ends within its deadline with addresses, without any, or with a DnsError.
 
-A DnsStream is DNS over one byte stream (RFC 1035 §4.2.2, RFC 7766): several questions at once, in
+A DnsStream is DNS over one byte stream (RFC 1035 §4.2.2, RFC 7766): several queries at once, in
 any order.
 """
 
@@ -32,7 +32,7 @@ from isthmus.values import HostPort
 LOOKUP_S = 5.0
 IDLE_S = 10.0
 OTHER_FAMILY_S = 1.0
-#: A lookup that is younger is not given up for another one.
+#: A younger lookup is not dropped for another one.
 YOUNG_S = 1.0
 TOO_MANY = "too many lookups are waiting for answers"
 _MOST_NAMES = 4096
@@ -42,7 +42,7 @@ _MOST_STREAMS = 3
 _KINDS = ("A", "AAAA")
 _HEADER_BYTES = 12
 _LENGTH_BYTES = 2
-#: Answers that nobody waits for any more are passed over; a server that sends nothing else is not.
+#: The number of unexpected answers that are skipped before a server counts as broken.
 _MOST_UNASKED = 16
 _GOODBYE_S = 2.0
 
@@ -51,7 +51,7 @@ _Key = tuple[HostPort, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundAddresses:
-    """The addresses of a name, none where it has none; ``remembered``: nobody was asked for it."""
+    """The addresses of a name, possibly none; ``remembered``: from the cache."""
 
     addresses: tuple[str, ...]
     ttl_s: int
@@ -59,7 +59,7 @@ class FoundAddresses:
 
 
 class _Pending:
-    """One lookup under way, for everybody who wants it."""
+    """One pending lookup, for all its waiters."""
 
     __slots__ = ("began_at", "given_up", "task", "waiters")
 
@@ -71,7 +71,7 @@ class _Pending:
 
 
 class TunnelDns:
-    """Looks names up at the servers that it is told of."""
+    """Looks up names at given servers."""
 
     def __init__(
         self,
@@ -95,10 +95,10 @@ class TunnelDns:
         self._pending: dict[_Key, _Pending] = {}
 
     def __repr__(self) -> str:
-        return f"<TunnelDns {len(self._kept)} names, {len(self._pending)} under way>"
+        return f"<TunnelDns {len(self._kept)} names, {len(self._pending)} pending>"
 
     def known(self, server: HostPort, name: str) -> FoundAddresses | None:
-        """What is remembered of a name, for as long as its server said."""
+        """The cached answer for a name, within its TTL."""
         key = (server, name)
         until, found = self._kept.get(key, (0.0, None))
         if found is None:
@@ -109,18 +109,18 @@ class TunnelDns:
         return replace(found, remembered=True)
 
     def forget(self, name: str) -> None:
-        """Ask again next time: its addresses were of no use."""
+        """Drop a cached answer, because its addresses did not work."""
         for key in [key for key in self._kept if key[1] == name]:
             del self._kept[key]
 
     async def lookup(self, server: HostPort, name: str, *, fresh: bool = False) -> FoundAddresses:
-        """Ask a server for the addresses of a complete name, IPv4 and IPv6 in turns.
+        """Query a server for the addresses of a complete name, IPv4 and IPv6 alternating.
 
-        ``fresh`` asks even for what is remembered. When whoever waits is cancelled, so is the
-        asking, unless others wait for it too.
+        ``fresh`` bypasses the cache. Cancelling a waiter cancels the query, unless others wait
+        for it too.
 
         Raises:
-            DnsError: there was no answer that can be used.
+            DnsError: no usable answer.
         """
         found = None if fresh else self.known(server, name)
         if found is not None:
@@ -144,12 +144,12 @@ class TunnelDns:
         finally:
             pending.waiters -= 1
             if not pending.waiters and self._pending.get(key) is pending:
-                # Before it has ended: whoever comes now must not wait for what is cancelled.
+                # Before it has ended: a new lookup must not wait for a cancelled one.
                 del self._pending[key]
                 pending.task.cancel()
 
     def _make_room(self) -> bool:
-        """Give up the oldest lookup, the likeliest to never be answered, unless it is young."""
+        """Drop the oldest lookup, the least likely to be answered, unless it is young."""
         key = next(iter(self._pending), None)
         if key is None or self._loop.time() - self._pending[key].began_at < YOUNG_S:
             return False
@@ -171,7 +171,7 @@ class TunnelDns:
             self._kept.popitem(last=False)
 
     async def close(self) -> None:
-        """Give up every lookup, and the connection."""
+        """Cancel every lookup, and close the connection."""
         tasks = [pending.task for pending in self._pending.values()]
         for task in tasks:
             task.cancel()
@@ -180,7 +180,7 @@ class TunnelDns:
             self._stream[1].cut()
             self._stream = None
 
-    # Asking.
+    # Queries.
 
     async def _ask(self, server: HostPort, name: str) -> FoundAddresses:
         asking = [
@@ -197,7 +197,9 @@ class TunnelDns:
                 left_s = OTHER_FAMILY_S if useful else self._timeout_s
                 done, late = await asyncio.wait(asking, timeout=left_s if done else 0)
             if late and self._stream is not None and self._stream[0] == server:
-                self._stream[1].tired = True  # nobody has to wait behind what does not answer
+                self._stream[
+                    1
+                ].tired = True  # later queries must not wait for a server that does not answer
             silent = DnsError(f"{server}: no answer within {self._timeout_s:g} s")
             return _merged([silent if task in late else _outcome(task) for task in asking])
         finally:
@@ -205,7 +207,7 @@ class TunnelDns:
                 task.cancel()
 
     async def _follow(self, server: HostPort, name: str, kind: str) -> DnsAnswer:
-        """Ask for one kind of address, and for those of the CNAMEs that the server leaves open."""
+        """Query one kind of address, and follow CNAMEs that the server left unresolved."""
         ttl_s: int | None = None
         for _ in range(_MOST_ALIASES):
             answer = await self._ask_once(server, name, kind)
@@ -224,7 +226,7 @@ class TunnelDns:
             try:
                 return await stream.ask(asked)
             except StreamOverError as exc:
-                # RFC 7766 §6.2.4: a server closes when it likes, often just as we ask again.
+                # RFC 7766 §6.2.4: a server may close at any time, often just when we query again.
                 if left and (reused or exc.again):
                     continue
                 raise DnsError(f"{server}: {exc}") from exc
@@ -233,7 +235,7 @@ class TunnelDns:
         raise AssertionError("the last attempt returns or raises")
 
     async def _stream_to(self, server: HostPort) -> tuple[DnsStream, bool]:
-        """The connection to a server, and whether it was there before."""
+        """The connection to a server, and whether it already existed."""
         async with self._opening:
             if self._stream is not None:
                 at, stream = self._stream
@@ -258,7 +260,7 @@ def _outcome(task: asyncio.Task[DnsAnswer]) -> DnsAnswer | BaseException:
 
 
 def _merged(answers: list[DnsAnswer | BaseException]) -> FoundAddresses:
-    """Put what was said of both families together; one may fail where the other has addresses."""
+    """Merge the answers of both families; one may fail if the other has addresses."""
     good = [each for each in answers if isinstance(each, DnsAnswer)]
     bad = [each for each in answers if isinstance(each, BaseException)]
     for each in bad:
@@ -274,7 +276,7 @@ def _merged(answers: list[DnsAnswer | BaseException]) -> FoundAddresses:
 
 
 class StreamOverError(DnsError):
-    """The stream ended before this answer; ``again`` says whether another one may do better."""
+    """The stream ended before this answer; ``again`` says whether a retry may succeed."""
 
     def __init__(self, message: str, *, again: bool) -> None:
         super().__init__(message)
@@ -282,7 +284,7 @@ class StreamOverError(DnsError):
 
 
 class DnsStream(Early):
-    """The peer of an end that leads to a DNS server."""
+    """The peer of an end that is connected to a DNS server."""
 
     __slots__ = ("_answered", "_idle", "_idle_s", "_loop", "_unasked", "_waiting", "over", "tired")
 
@@ -295,27 +297,27 @@ class DnsStream(Early):
         self._unasked = 0
         self._idle: asyncio.TimerHandle | None = None
         self.over = False
-        #: Nothing new is to be asked here: it ends with its last question.
+        #: No new queries: the stream ends with its last one.
         self.tired = False
 
     @property
     def usable(self) -> bool:
-        """A new question may be asked here."""
+        """Whether a new query may be sent here."""
         return not (self.over or self.tired)
 
     def attach(self, end: End) -> None:
-        """Take the end that leads to the server."""
+        """Attach the end that is connected to the server."""
         join(end, self)
         self.rest()
 
     def has(self, number: int) -> bool:
-        """A question with this id is waiting."""
+        """Whether a query with this id is pending."""
         return number in self._waiting
 
     def ask(self, asked: DnsQuestion) -> asyncio.Future[DnsAnswer]:
-        """Send a question whose id is not in use; the future may be cancelled.
+        """Send a query whose id is not in use; the future may be cancelled.
 
-        It gets StreamOverError when the stream ends first, and DnsError for what is no answer.
+        It gets StreamOverError if the stream ends first, and DnsError for an invalid answer.
         """
         future: asyncio.Future[DnsAnswer] = self._loop.create_future()
         if self.over:
@@ -336,7 +338,7 @@ class DnsStream(Early):
             self.rest()
 
     def rest(self) -> None:
-        """Close soon, when there is nothing to wait for; at once if nothing more will be asked."""
+        """Close when idle for a while; at once if no more queries will follow."""
         if self._waiting or self.over:
             return
         if self.tired:
@@ -345,24 +347,24 @@ class DnsStream(Early):
             self._idle = self._loop.call_later(self._idle_s, self.close)
 
     def close(self) -> None:
-        """Say goodbye; whoever still waits hears that it is over."""
+        """Half-close; pending queries fail."""
         end = self.peer
         self._finish("the connection was closed here", again=True)
         end.write_eof()
         end.let_go()
-        # Some ends close only when the other side does; a no-op for the others.
+        # Some ends close only when the other side does; this has no effect on others.
         self._loop.call_later(_GOODBYE_S, end.abort, Ending.CANCELLED)
 
     def cut(self) -> None:
-        """End it now."""
+        """Abort the stream."""
         end = self.peer
         self._finish("the connection was closed here", again=False)
         end.abort(Ending.CANCELLED)
 
-    # What the end says.
+    # Called by the end.
 
     def write(self, data: bytes) -> bool:
-        """Take what the server sent: a length, a message, and so on."""
+        """Parse what the server sent: a length, a message, and so on."""
         if self.over:
             return True
         self.buffer += data
@@ -376,17 +378,17 @@ class DnsStream(Early):
             wire = bytes(self.buffer[_LENGTH_BYTES : _LENGTH_BYTES + size])
             del self.buffer[: _LENGTH_BYTES + size]
             self._take(wire)
-        return True  # a message is never longer than the bound
+        return True  # a message never exceeds the limit
 
     def write_eof(self) -> None:
-        """The server closes: it may do so at any time (RFC 7766 §6.2.4)."""
+        """The server closed, which it may do at any time (RFC 7766 §6.2.4)."""
         end = self.peer
-        self._finish("closed the connection before it had answered", again=self._answered > 0)
+        self._finish("closed the connection before answering", again=self._answered > 0)
         end.write_eof()
         end.let_go()
 
     def abort(self, reason: Ending) -> None:
-        """The tunnel broke."""
+        """The tunnel failed."""
         self._finish(f"the connection broke: {reason.value}", again=self._answered > 0)
 
     def _take(self, wire: bytes) -> None:
@@ -394,7 +396,7 @@ class DnsStream(Early):
         if found is None:
             self._unasked += 1
             if self._unasked > _MOST_UNASKED:
-                self._broken("sends answers to what was not asked")
+                self._broken("sends unrelated answers")
             return
         asked, future = found
         try:
@@ -403,7 +405,7 @@ class DnsStream(Early):
             if not future.done():
                 future.set_exception(exc)
             if not exc.answered:
-                # Who answers nonsense once is not asked again in the same breath.
+                # A server that answered invalidly is not queried again at once.
                 self._broken(str(exc))
             return
         self._answered += 1

@@ -7,7 +7,7 @@ The protocol has flow control for the whole call (HTTP/2's), not for each connec
 - While others are active, the slow sink is also lent credit: PULSE_BYTES every PULSE_S, for bytes
   that it has not taken and that are buffered here. The others wait for a pulse or two, not for the
   slow reader. A connection that sends is noticed at once (``PacketLink.watching``); one that only
-  waits for an answer gets it by a probe now and then.
+  waits for an answer gets it by an occasional probe.
 - Buffered bytes are charged to an account (budget.py). When its share is used up, and until
   the account is well inside its share again, nothing is lent: the call runs at the pace of its slow
   readers, as in Go's programs, with a window of REDUCED_WINDOW_BYTES so that little queues ahead of

@@ -210,7 +210,7 @@ class HeaderReader:
 
     The decoder with its table is created when a second, different block arrives: a connection that
     carries one stream, as konnectivity's clients open, never needs it. A first block that is
-    longer than theirs is not cached for that.
+    longer than usual is not cached for that.
     """
 
     __slots__ = ("_decoder", "_first", "_indexed", "_max_list_bytes")

@@ -167,7 +167,7 @@ BAD: dict[str, tuple[Callable[[Bed], str], str]] = {
     "forged": (lambda bed: forged(bed.token()), NOT_ACCEPTED),
     "a deleted account": (of_a_deleted_account, NOT_ACCEPTED),
     "garbage": (lambda bed: "this-is-no-token-at-all", NOT_ACCEPTED),
-    "none": (lambda bed: "", "no token was sent, and this server asks for one"),
+    "none": (lambda bed: "", "no token was sent, but this server requires one"),
 }
 
 

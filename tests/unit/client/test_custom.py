@@ -195,7 +195,7 @@ def test_what_is_not_a_stream_socket(monkeypatch: pytest.MonkeyPatch) -> None:
 
     async def test(service: ConnectivityService) -> None:
         for what in ("a NoneType", "a socket of another type", "a closed socket"):
-            with pytest.raises(DialError, match=f"it gave {what}") as failed:
+            with pytest.raises(DialError, match=f"it returned {what}") as failed:
                 await service.dialer("far").dial("tcp", "x.example:7")
             assert failed.value.reason is DialFailure.INTERNAL
 

@@ -350,7 +350,7 @@ def test_tls_is_only_for_tcp() -> None:
             ),
         )
         async with service(cluster=network) as it:
-            with pytest.raises(ConfigError, match="TLS belongs to a TCP port"):
+            with pytest.raises(ConfigError, match="TLS is only for TCP ports"):
                 it.dialer("cluster")
 
     asyncio.run(main())

@@ -215,7 +215,7 @@ def test_a_pair_that_fits(here: Path) -> None:
     os.chmod("client.key", 0o644)
     (warning,) = load(["a.yaml"]).warnings
     assert warning == (
-        "a.yaml:3: connectionService.connection.clientKey: client.key can be read by everybody"
+        "a.yaml:3: connectionService.connection.clientKey: client.key is readable by every user"
     )
     assert load(["a.yaml"], check_files=False).warnings == ()
 

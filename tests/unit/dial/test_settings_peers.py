@@ -88,8 +88,8 @@ def test_the_flag_is_repeatable_and_a_list() -> None:
         ({"server_count": 0}, "--server-count must be at least 1, not 0"),
         (
             {"advertise_agent_address": "10.0.0.1:8091"},
-            "--advertise-agent-address needs --enable-lease-controller as well: it is on the Lease"
-            " that other servers find it",
+            "--advertise-agent-address needs --enable-lease-controller as well: it is written"
+            " to the Lease, where other servers find it",
         ),
         (
             {"advertise_agent_address": "10.0.0.1", "enable_lease_controller": True},

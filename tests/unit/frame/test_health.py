@@ -185,8 +185,8 @@ def take_it_out_of_the_kernels_set(listener: Listener, poller: Poller) -> None:
 @pytest.mark.parametrize(
     ("harm", "why"),
     [
-        (close_it, "its socket is closed"),
-        (close_its_descriptor, "its socket is closed"),
+        (close_it, "its socket was closed"),
+        (close_its_descriptor, "its socket was closed"),
         (take_its_descriptor, "its socket does not listen"),
         (shut_it_down, "its socket does not listen"),
         (forget_its_handler, "its events are not watched"),
@@ -220,7 +220,7 @@ def test_a_listener_that_was_stopped_is_not_gone() -> None:
         listener = Listener(loop, poller, sock, lambda _: None)
         listener.stop()
         await asyncio.sleep(0)
-        assert not_listening(sock) == "its socket is closed"
+        assert not_listening(sock) == "its socket was closed"
         assert listener.trouble(loop.time()) == ""
         poller.shut_down()
 

@@ -182,7 +182,7 @@ def test_with_a_target_the_kubelet_could_not_get_the_pod(
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (SERVER, "--as is missing: say static-pod, systemd, daemonset or deployment"),
+        (SERVER, "--as is missing: use static-pod, systemd, daemonset or deployment"),
         (("--as=pod", *SERVER), "--as must be static-pod or systemd or daemonset or"),
         (("--as=systemd",), "--ca-cert, --agent-cert and --agent-key are missing"),
         (("--as=systemd", *SERVER, "--bind-addres=1"), "unknown flag --bind-addres, did you mean"),
@@ -193,7 +193,7 @@ def test_with_a_target_the_kubelet_could_not_get_the_pod(
         (("--as=static-pod", f"--ca-cert={ACCOUNT}"), f"--ca-cert {ACCOUNT}: a static pod has no"),
         (("--as=systemd", f"--ca-cert={ACCOUNT}"), f"--ca-cert {ACCOUNT}: a unit has no service"),
         (("--as=systemd", "--ca-cert=/tmp/x/ca.crt"), "--ca-cert /tmp/x/ca.crt: a unit has a"),
-        (("--as=systemd", *SERVER, "--agent-id=$(NODE_NAME)"), "$(NODE_NAME) means something in"),
+        (("--as=systemd", *SERVER, "--agent-id=$(NODE_NAME)"), "$(NODE_NAME) is only available in"),
         (
             ("--as=static-pod", *SERVER, "--count-server-leases"),
             "--count-server-leases needs --kubeconfig here",
@@ -204,7 +204,7 @@ def test_with_a_target_the_kubelet_could_not_get_the_pod(
         ),
         (
             ("--as=daemonset", *SERVER, "--service-account-token-path=/etc/isthmus/token"),
-            "--ca-cert /etc/isthmus/ca.crt is in the directory of the token",
+            "--ca-cert /etc/isthmus/ca.crt: the directory of the token",
         ),
         (("--as=static-pod", *SERVER, "--run-as=0"), "--run-as must be from 1"),
         (("--as=static-pod", *SERVER, "--name=A b"), "--name takes a name of at most 48"),

@@ -299,10 +299,10 @@ def test_kube_apiserver_reads_the_egress_selector() -> None:
         (("--as=pod",), "--as must be sidecar or daemonset or deployment or static-pod or systemd"),
         (
             ("--as=daemonset", "--part=patch"),
-            "--part=patch is none of --as=daemonset, which has all",
+            "--part=patch is not available with --as=daemonset",
         ),
-        (("--part=all",), "--part=all is none of --as=sidecar, which has patch"),
-        (("--as=static-pod", "--part=all"), "--part=all is none of --as=static-pod: a node has"),
+        (("--part=all",), "--part=all is not available with --as=sidecar; use patch"),
+        (("--as=static-pod", "--part=all"), "--part=all is not available with --as=static-pod"),
         (("--as=systemd", "--enable-lease-controller"), "--kubeconfig is missing: a unit has no"),
         (("--as=static-pod", *TOKENS), "--kubeconfig is missing: a static pod has no service"),
         (
@@ -313,7 +313,7 @@ def test_kube_apiserver_reads_the_egress_selector() -> None:
         (("--as=deployment", "--server-port=0"), "--server-port must not be 0 in a manifest"),
         (("--as=daemonset", "--agent-port=0"), "--agent-port must not be 0 in a manifest"),
         (("--as=daemonset", "--uds-name=/run/s"), "--uds-name /run/s: /run would be mounted"),
-        (("--as=systemd", "--server-id=$(NODE_NAME)"), "$(NODE_NAME) means something in a pod"),
+        (("--as=systemd", "--server-id=$(NODE_NAME)"), "$(NODE_NAME) is only available in a pod"),
         (("--as=daemonset", "--name=A b"), "--name takes a name of at most 48"),
         (("--as=deployment", "--replicas=0"), "--replicas must be at least 1"),
         (("--as=daemonset", "--allow-cidr=10.0.0.1/8"), "--allow-cidr 10.0.0.1/8 has bits below"),
@@ -324,11 +324,11 @@ def test_kube_apiserver_reads_the_egress_selector() -> None:
         (("--as=systemd", "--cluster-key=/tmp/a/k"), "--cluster-key /tmp/a/k: a unit has a"),
         (
             ("--as=static-pod", "--audit-log-path=/var/log/isthmus/a"),
-            "--audit-log-path /var/log/isthmus/a: a pod has no place to write; say",
+            "--audit-log-path /var/log/isthmus/a: a pod has no place to write; use",
         ),
         (("--audit-log-path=/var/log/a",), "--audit-log-path /var/log/a: a pod has no place"),
         (("--as=systemd", "--audit-log-path=a.log"), "--audit-log-path a.log: a manifest needs"),
-        (("--as=static-pod", "--kubeconfig-user="), "--kubeconfig-user takes the name of a user"),
+        (("--as=static-pod", "--kubeconfig-user="), "--kubeconfig-user requires a user name"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(
@@ -349,7 +349,7 @@ def test_what_may_not_be_meant_is_said(capsys: pytest.CaptureFixture[str]) -> No
     guest = ("--as=deployment", *LEASES, KUBECONFIG, "--secret=x")
     assert main(["manifest", "server", *guest]) == 0
     assert "needs rights in that cluster" in capsys.readouterr().err
-    low = "port 443 is below 1024: in the network of a node"
+    low = "port 443 is below 1024: in a node's network"
     for form, warned in (("static-pod", True), ("daemonset", True), ("deployment", False)):
         assert main(["manifest", "server", f"--as={form}", "--agent-port=443"]) == 0
         assert (low in capsys.readouterr().err) is warned

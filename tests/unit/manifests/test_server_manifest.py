@@ -161,7 +161,7 @@ def test_an_agent_stands_for_addresses_of_each_family(capsys: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        (("server", "--mode=grpc"), "kube-apiserver speaks grpc over a UNIX socket only: say"),
+        (("server", "--mode=grpc"), "kube-apiserver supports grpc only over a UNIX socket: use"),
         (("server", "--server-port=0"), "--server-port must not be 0 in a manifest"),
         (("server", "--agent-port=0"), "--agent-port must not be 0 in a manifest"),
         (("server", "--health-port=0"), "--health-port must not be 0 in a manifest"),
@@ -169,7 +169,7 @@ def test_an_agent_stands_for_addresses_of_each_family(capsys: pytest.CaptureFixt
         (("server", "--server-cert=/a/b/c"), "--server-key /etc/konnectivity/server/tls.key is"),
         (("server", "--server-cert=c.crt"), "--server-cert c.crt: a manifest needs an absolute"),
         (("server", "--cluster-cert="), "--cluster-cert is missing: the agent port is always TLS"),
-        (("server", "--kubeconfig=/etc/i/k"), "--kubeconfig needs --secret: the Secret that has"),
+        (("server", "--kubeconfig=/etc/i/k"), "--kubeconfig needs --secret, the Secret with"),
         (("server", "--selector=app"), "--selector takes LABEL=VALUE, not 'app'"),
         (("server", "--readiness=/"), "--readiness must be /readyz or /healthz"),
         (("server", "--pre-stop=-1s"), "--pre-stop must not be negative"),
@@ -191,7 +191,7 @@ def test_an_agent_stands_for_addresses_of_each_family(capsys: pytest.CaptureFixt
         (("agent", "--as=daemonset", *AGENT, "--dns-policy=x"), "--dns-policy must be Default or"),
         (
             ("agent", "--as=daemonset", *AGENT, "--ca-cert=/etc/konnectivity/agent/ca.crt"),
-            "--agent-cert /etc/konnectivity/agent/tls.crt is in the directory of the ConfigMap",
+            "--agent-cert /etc/konnectivity/agent/tls.crt: the directory of the ConfigMap",
         ),
     ],
 )

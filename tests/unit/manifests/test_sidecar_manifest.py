@@ -290,7 +290,7 @@ W = ("--mode=socks5", "--workload=w")
         ((*W, "--image=a b"), "--image takes an image such as"),
         ((*W, "--container=A"), "--container takes a name of at most 48"),
         ((*W, "--client-secret="), "--client-secret takes the name of an object"),
-        ((*W, "--management-https-proxy=ftp://x"), "--management-https-proxy: a proxy is http or"),
+        ((*W, "--management-https-proxy=ftp://x"), "--management-https-proxy: the scheme"),
         ((*W, "--management-no-proxy=a"), "--management-no-proxy needs --management-http-proxy"),
         ((*W, "--etcd-host=a b"), "--etcd-host:"),
         ((*W, "--resolve-from-guest-dns"), "unknown flag --resolve-from-guest-dns, did you mean"),

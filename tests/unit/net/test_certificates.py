@@ -94,15 +94,15 @@ def test_what_is_not_pem(made: pki.PkiFiles, tmp_path: Path) -> None:
     junk = tmp_path / "junk"
     junk.write_bytes(b"\x30\x82\x00\xff not PEM")
     assert sentence(server_files(made, cert=junk)) == (
-        f"--server-cert {junk}: no PEM certificate in it"
+        f"--server-cert {junk}: contains no PEM certificate"
     )
     assert sentence(server_files(made, key=junk)) == f"--server-key {junk}: not a PEM private key"
     assert sentence(server_files(made, ca=junk)) == (
-        f"--server-ca-cert {junk}: no PEM certificate in it"
+        f"--server-ca-cert {junk}: contains no PEM certificate"
     )
     # A certificate where a key belongs, and the other way round.
     assert "not a PEM private key" in sentence(server_files(made, key=made.server_cert))
-    assert "no PEM certificate in it" in sentence(server_files(made, ca=made.ca_key))
+    assert "contains no PEM certificate" in sentence(server_files(made, ca=made.ca_key))
 
 
 def test_every_damaged_certificate_is_a_sentence(made: pki.PkiFiles, tmp_path: Path) -> None:
@@ -114,8 +114,8 @@ def test_every_damaged_certificate_is_a_sentence(made: pki.PkiFiles, tmp_path: P
         pem = as_pem(der[:size])
         broken.write_text(pem)
         assert sentence(server_files(made, ca=broken)) in (
-            f"--server-ca-cert {broken}: a certificate in it is damaged",
-            f"--server-ca-cert {broken}: no PEM certificate in it",
+            f"--server-ca-cert {broken}: contains a damaged certificate",
+            f"--server-ca-cert {broken}: contains no PEM certificate",
         )
 
 
@@ -178,9 +178,9 @@ def test_a_future_ca(made: pki.PkiFiles, tmp_path: Path) -> None:
 
 def test_a_certificate_for_the_other_side(made: pki.PkiFiles) -> None:
     agent = server_files(made, cert=made.agent_cert, key=made.agent_key)
-    assert "certificate is not made for a TLS server" in sentence(agent)
+    assert "certificate cannot be used for a TLS server" in sentence(agent)
     check_files(agent, purpose="client")
-    assert "certificate is not made for a TLS client" in sentence(server_files(made), "client")
+    assert "certificate cannot be used for a TLS client" in sentence(server_files(made), "client")
 
 
 def test_half_a_pair_and_no_pair(made: pki.PkiFiles) -> None:
@@ -190,7 +190,7 @@ def test_half_a_pair_and_no_pair(made: pki.PkiFiles) -> None:
     assert sentence(TlsFiles("", str(made.agent_key), ""), "client") == (
         f"key file {made.agent_key}: given without a certificate"
     )
-    assert sentence(server_files(made, cert="", key="")).startswith("--server-cert: not given")
+    assert sentence(server_files(made, cert="", key="")).startswith("--server-cert: required")
 
 
 Change = Callable[[x509.CertificateBuilder], x509.CertificateBuilder]
@@ -239,7 +239,7 @@ def test_a_certificate_for_any_use_or_with_several(tmp_path: Path, critical: boo
         if fine:
             check_files(files, purpose="server", now=day.timestamp() + 1)
         else:
-            assert "not made for a TLS server" in sentence(files, now=day + timedelta(days=1))
+            assert "cannot be used for a TLS server" in sentence(files, now=day + timedelta(days=1))
 
 
 def test_dates_are_those_that_openssl_prints(made: pki.PkiFiles) -> None:

@@ -366,7 +366,7 @@ def serve_agent_certificate(files: pki.PkiFiles) -> None:
 
 Damage = Callable[[pki.PkiFiles], object]
 DAMAGES: dict[str, tuple[Damage, str]] = {
-    "garbage": (lambda f: f.server_cert.write_bytes(b"garbage"), "no PEM certificate in it"),
+    "garbage": (lambda f: f.server_cert.write_bytes(b"garbage"), "contains no PEM certificate"),
     "empty": (lambda f: f.server_key.write_bytes(b""), "not a PEM private key"),
     "gone": (lambda f: f.ca_cert.unlink(), "file does not exist"),
     "directory": (lambda f: unlink_and_mkdir(f.ca_cert), "is a directory"),
@@ -377,7 +377,7 @@ DAMAGES: dict[str, tuple[Damage, str]] = {
         ),
         "certificate expired on 2020-01-02",
     ),
-    "wrong side": (serve_agent_certificate, "not made for a TLS server"),
+    "wrong side": (serve_agent_certificate, "cannot be used for a TLS server"),
 }
 
 

@@ -151,14 +151,14 @@ def test_what_is_no_answer_is_an_error_and_no_crash(wrong: object) -> None:
 
 def test_names_in_a_circle_are_a_wrong_answer_and_an_answer() -> None:
     asked = made()
-    with pytest.raises(DnsError, match="circle") as caught:
+    with pytest.raises(DnsError, match="loop") as caught:
         read(asked, circle(asked))
     assert caught.value.answered  # whoever owns a name must not make the way there look broken
 
 
 @pytest.mark.parametrize("name", ["a" * 64 + ".example", ".".join(["abcdefgh"] * 40), "a..b"])
 def test_what_dns_cannot_have_is_not_asked_for(name: str) -> None:
-    with pytest.raises(DnsError, match="no name"):
+    with pytest.raises(DnsError, match="not a valid DNS name"):
         question(name, "A")
 
 

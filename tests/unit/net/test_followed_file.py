@@ -114,5 +114,5 @@ def test_the_first_has_to_be_right(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--number .*/none: No such file or directory$"):
         read_text(str(tmp_path / "none"), what="--number ")
     (tmp_path / "latin").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="not UTF-8, or no path"):
+    with pytest.raises(ConfigError, match="not UTF-8, or not a path"):
         read_text(str(tmp_path / "latin"))

@@ -17,5 +17,5 @@ def test_an_agent_has_a_command_and_a_flag() -> None:
 def test_nobody_else_is_told_of_an_agents_flags() -> None:
     said = (PROXY.remedy, PROXY.remedy_again, PROXY.elsewhere("isthmus0"))
     give = "give the apiserver proxy that capability"
-    assert said == (give, give, "take it away there first")
+    assert said == (give, give, "remove it there first")
     assert not any("agent" in sentence or "--bind" in sentence for sentence in said)

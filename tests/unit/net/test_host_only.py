@@ -52,5 +52,5 @@ def test_uplinks_are_read_from_iptables_list(line: str, uplink: str) -> None:
 @pytest.mark.parametrize("name", ['eth0" }', "eth0; flush", "eth+", "a\nb"])
 def test_no_name_gets_into_a_text_that_would_mean_more(name: str) -> None:
     assert _checked(["eth1", "eth0"]) == ["eth0", "eth1"]
-    with pytest.raises(ConfigError, match="takes the name of an interface"):
+    with pytest.raises(ConfigError, match="requires an interface name"):
         _checked(["eth0", name])

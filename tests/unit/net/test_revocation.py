@@ -162,7 +162,7 @@ def test_a_list_that_is_late_counts_and_warns_once(
         lists.check(time.time())
     assert [it.getMessage() for it in caplog.records] == [
         f"--crl-file {made.path}: a newer list was due on"
-        f" {made.next_update:%Y-%m-%d %H:%M} UTC; this one counts still"
+        f" {made.next_update:%Y-%m-%d %H:%M} UTC; this one still applies"
     ]
     assert lists.lists.next_update == made.next_update.timestamp()
     with pytest.raises(ssl.SSLCertVerificationError):
@@ -177,7 +177,7 @@ def test_a_file_that_goes_bad_keeps_the_old_list(
     good = crl.read_bytes()
     # Of the same name, and signed with another key.
     forged = revoke([], directory=two.directory).path.read_bytes()
-    for bad, words in ((b"nonsense", "no list of revoked"), (forged, "is not signed by")):
+    for bad, words in ((b"nonsense", "not a list of revoked"), (forged, "is not signed by")):
         crl.write_bytes(bad)
         with caplog.at_level(logging.WARNING, "isthmus.tls"):
             before = lists.failures
@@ -205,9 +205,9 @@ def test_what_is_wrong_at_the_start(one: PkiFiles, two: PkiFiles, tmp_path: Path
         followed(tmp_path / "no.crl", one.ca_cert)
     with pytest.raises(ConfigError, match="is not signed by that authority"):
         followed(crl, two.ca_cert)
-    with pytest.raises(ConfigError, match="no list of revoked certificates, in PEM or DER"):
+    with pytest.raises(ConfigError, match="not a list of revoked certificates in PEM or DER"):
         followed(one.ca_cert, one.ca_cert)
-    with pytest.raises(ConfigError, match=r"^--ca-cert .* no PEM certificate in it"):
+    with pytest.raises(ConfigError, match=r"^--ca-cert .* contains no PEM certificate"):
         followed(crl, one.ca_key)
 
 
@@ -259,9 +259,9 @@ def _list_of(files: PkiFiles, path: Path, name: str, *extra: x509.ExtensionType)
 def test_lists_of_others_and_parts_of_lists_are_refused(one: PkiFiles, tmp_path: Path) -> None:
     path = tmp_path / "list.crl"
     make = partial(_list_of, one, path)
-    with pytest.raises(ConfigError, match="the list is of CN=somebody, which is not in"):
+    with pytest.raises(ConfigError, match="the list is issued by CN=somebody, which is not in"):
         followed(make("somebody"), one.ca_cert)
-    with pytest.raises(ConfigError, match="a part or a difference"):
+    with pytest.raises(ConfigError, match="partial and delta lists are not supported"):
         followed(make("isthmus-ca", x509.DeltaCRLIndicator(1)), one.ca_cert)
     assert len(followed(make("isthmus-ca"), one.ca_cert).lists) == 0
 

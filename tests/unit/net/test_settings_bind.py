@@ -130,7 +130,7 @@ def test_names_that_no_interface_has_are_refused(name: str) -> None:
         ("bind-interface", settings(interface=name)),
         ("uplink-interface", settings("eth1", name)),
     ):
-        assert refusal(found).startswith(f"--{flag} takes the name of an interface, at most 15")
+        assert refusal(found).startswith(f"--{flag} requires an interface name of at most 15")
 
 
 def test_uplinks_add_up() -> None:
@@ -143,8 +143,8 @@ def test_uplinks_add_up() -> None:
 @pytest.mark.parametrize(
     ("found", "said"),
     [
-        (settings("none", "eth0"), "--uplink-interface=none cannot stand beside an interface"),
-        (settings("isthmus0"), "--uplink-interface isthmus0 is the --bind-interface as well"),
+        (settings("none", "eth0"), "--uplink-interface=none cannot be combined with an interface"),
+        (settings("isthmus0"), "--uplink-interface isthmus0 is also the --bind-interface"),
         (settings("lo"), "--uplink-interface lo would drop the connections of this node"),
     ],
 )

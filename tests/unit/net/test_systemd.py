@@ -106,7 +106,7 @@ def test_every_address_is_an_empty_host() -> None:
         number = port_of(four)
         assert adopt([four], f"--listen  {number}") == ["--listen 3"]
         left = adopt([four], f"--listen 127.0.0.1 {number}")
-        assert left[1].startswith("systemd passed a socket without a name of ours at 0.0.0.0:")
+        assert left[1].startswith("systemd passed a socket with an unknown name at 0.0.0.0:")
 
 
 def test_several_of_one_name_go_to_their_addresses(tcp: socket.socket) -> None:
@@ -125,7 +125,7 @@ def test_a_name_of_another_flag_is_not_taken_by_address(tcp: socket.socket) -> N
     assert adopt([tcp], f"--agent-port 127.0.0.1 {number}", names="admin") == [
         "--agent-port",
         f"systemd passed a socket named admin at 127.0.0.1:{number}, and no flag of this program"
-        " does (--admin-port or --admin-server-port): nobody would serve it",
+        " has this address (--admin-port or --admin-server-port): it would not be served",
     ]
 
 
@@ -159,7 +159,7 @@ def test_wrong_kinds(tmp_path: Path, tcp: socket.socket) -> None:
             assert adopt([tcp, sock], names="frontend:x") == [f"descriptor 4 of systemd (x) {why}"]
             assert adopt([sock]) == [f"descriptor 3 of systemd {why}"]
     with (tmp_path / "file").open("wb") as file:
-        assert adopt([file]) == ["descriptor 3 of systemd is no socket"]
+        assert adopt([file]) == ["descriptor 3 of systemd is not a socket"]
     assert adopt([tcp], count="2") == ["descriptor 4 of systemd: Bad file descriptor"]
 
 
@@ -238,6 +238,6 @@ def test_a_manager_that_is_gone_is_said_once(
     notifier.tell(READY=1)
     notifier.tell(WATCHDOG=1)
     assert [record.getMessage() for record in caplog.records] == [
-        "cannot tell systemd: No such file or directory"
+        "cannot notify systemd: No such file or directory"
     ]
     notifier.close()

@@ -1,1 +1,1 @@
-"""Dial: each dialer opens the far side of a tunnel."""
+"""Dialers, each of which opens the far side of a tunnel."""

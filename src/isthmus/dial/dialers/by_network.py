@@ -1,8 +1,8 @@
-"""The server's dialer of dialers: network, then policy, then the way that the network has.
+"""The server's routing dialer: chooses the network, applies the policy, then uses its dialer.
 
-Only made where networks or a policy are configured; which network and what is allowed is decided in
-dial/settings_networks.py and dial/rules_policy.py. A way is any dialer that gives an end: direct,
-through another server, or one that somebody else wrote.
+Only created if networks or a policy are configured; dial/settings_networks.py and
+dial/rules_policy.py decide on network and permission. A network's dialer connects directly,
+through another server, or is a custom one.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _MOST_SHOWN = 3
 
 
 class EndDialer(Protocol):
-    """A dialer that gives an end."""
+    """A dialer that produces an end."""
 
     def dial(
         self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
     ) -> Dialing:
-        """Open a connection; the callbacks may come before this returns."""
+        """Open a connection; the callbacks may be called before this returns."""
 
 
 class InsideOnly(Resolver):
-    """Finds only those addresses of a name that are in one network.
+    """Resolves names to addresses in one network only.
 
-    What was looked at here is what is connected to: a second look could get another answer.
+    Exactly the checked addresses are connected to: a second lookup could return others.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, network: ClusterNetwork) -> None:
@@ -84,9 +84,9 @@ def _host(address: Address) -> str:
 
 
 def passed_on(asking: RequestMetadata, requester: Identity) -> RequestMetadata:
-    """What the next server is told: for whom, who is our client, and the trace.
+    """The metadata for the next server: the user, our client's identity, and the trace.
 
-    Not the network: what it is called here says nothing there.
+    Without the network, whose name here has no meaning there.
     """
     who = str(requester)
     if asking.user or asking.groups or not who.isprintable() or len(who.encode()) > MAX_VALUE_BYTES:
@@ -95,9 +95,9 @@ def passed_on(asking: RequestMetadata, requester: Identity) -> RequestMetadata:
 
 
 class WayDial(AgentDial):
-    """One dial by a way without agents; everything else is as with agents.
+    """One dial without agents; otherwise like a dial through agents.
 
-    ``denied`` hears of a name that turned out to lead outside of its network.
+    ``denied`` is called for a name that resolved outside of its network.
     """
 
     __slots__ = ("_denied", "_under_way", "way")
@@ -117,9 +117,9 @@ class WayDial(AgentDial):
         self._under_way: Dialing | None = None
 
     def attempt(self) -> None:
-        """Dial, in the time that is left."""
+        """Dial within the remaining time."""
         way, who = self.way, self.who
-        assert way is not None and who is not None  # or there is nothing to try
+        assert way is not None and who is not None  # otherwise there is nothing to try
         account = who.payer()
         refused = account.may_not_open
         account.close()
@@ -150,24 +150,24 @@ class WayDial(AgentDial):
             self._under_way = dial
 
     def expire(self) -> None:
-        """The way did not keep to the time."""
+        """The dialer exceeded its deadline."""
         self.give_up(DialFailure.TIMED_OUT, "no answer in time", Ending.TIMED_OUT)
 
     def deny(self, decision: Decision) -> None:
-        """Do not even try, or not any more."""
+        """Refuse the dial, before or during an attempt."""
         self.decision = decision
         self.answered = True
         self._denied(decision)
         self._fail(DialFailure.DENIED, decision.why)
 
     def turn_away(self, decision: Decision) -> None:
-        """Its requester has too much already."""
+        """Refuse the dial because its requester is over a limit."""
         self.decision = decision
         self.answered = True
         self._fail(DialFailure.TOO_MANY, decision.why)
 
     def _reached(self, end: BaseEnd) -> None:
-        if self.who is None:  # a way that does not keep its word
+        if self.who is None:  # a dialer that violates its contract
             end.abort(Ending.CANCELLED)
             return
         self._under_way = None
@@ -179,9 +179,9 @@ class WayDial(AgentDial):
             return
         self._under_way = None
         self.answered = True
-        # Another server's denial is its own decision; that of a lookup here is ours.
+        # Another server's denial is its own decision; a denial by a lookup here is ours.
         if failure is DialFailure.DENIED and isinstance(self.way, DirectDialer):
-            assert self.decision is not None  # or there would be no way
+            assert self.decision is not None  # otherwise there would be no dialer
             self.deny(replace(self.decision, allowed=False, rule=BY_NETWORK, why=detail))
         else:
             self._fail(failure, detail)
@@ -195,10 +195,10 @@ class WayDial(AgentDial):
 class ByNetwork:
     """Dials targets in their networks, as far as the policy allows.
 
-    Without ``agents``, and so without networks, only the policy is asked, and everything goes
-    through the agents of ``dialer``. ``ways`` has a dialer for every network with a ``via``.
-    ``admit`` is asked about what is allowed: why it is too much for its requester, or None.
-    ``unaudited`` says why nothing may be dialed at all, because nobody could write it down.
+    Without ``agents``, and so without networks, only the policy applies, and every dial
+    goes through ``dialer``. ``ways`` has a dialer for every network with a ``via``.
+    ``admit`` is called for allowed dials and returns the denial if the requester is over a limit.
+    ``unaudited`` returns why no dial is possible because it could not be audited.
     """
 
     def __init__(
@@ -223,11 +223,11 @@ class ByNetwork:
 
     @property
     def has_ways(self) -> bool:
-        """Some network is reached without agents."""
+        """Whether a network is reached without agents."""
         return bool(self._ways)
 
     def decide(self, target: HostPort, requester: Identity, asked: str) -> Decision:
-        """Find the network, and whether it may be dialed there."""
+        """Find the target's network, and whether it may be dialed there."""
         if self._unaudited is not None and (why := self._unaudited()):
             return Decision(allowed=False, rule=BY_AUDIT, why=why)
         return decide(
@@ -240,7 +240,7 @@ class ByNetwork:
         )
 
     def dial(self, request: DialRequest, who: DialOwner) -> AgentDial:
-        """Start a dial, or deny it; the answer may come before this returns."""
+        """Start a dial, or deny it; the answer may arrive before this returns."""
         decision = self.decide(request.target, request.requester, request.asking.network)
         dialer = self._dialer
         way = self._ways.get(decision.network)
@@ -269,9 +269,9 @@ class ByNetwork:
         return dial
 
     def place(self, dial: AgentDial) -> Decision:
-        """Decide on a dial that another server passes on, and among which agents it goes.
+        """Decide on a dial relayed by another server, and choose its agents.
 
-        That server has decided too; only what both allow is dialed. It goes to agents, or nowhere.
+        The other server has decided as well: both must allow the dial. It goes only to agents.
         """
         request = dial.request
         decision = dial.decision = self.decide(

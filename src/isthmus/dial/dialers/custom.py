@@ -1,11 +1,11 @@
-"""Dialers that somebody else wrote, found by the entry point group ``isthmus.dialers``.
+"""Custom dialers, found by the entry point group ``isthmus.dialers``.
 
-A package offers one under the name that configurations use:
+A package registers one under the name that configurations use:
 
     [project.entry-points."isthmus.dialers"]
     jump = "jump_dialer:JumpDialer"
 
-What it names is an object with ``open``, or a class or function without arguments that makes one.
+It refers to an object with ``open``, or to a class or function that creates one without arguments.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ Reached = Callable[[SocketEnd], None]
 
 
 class CustomDialer(Protocol):
-    """What a custom dialer has to be."""
+    """The interface of a custom dialer."""
 
     async def open(
         self, target: HostPort, *, timeout_s: float, options: Mapping[str, str]
     ) -> socket.socket:
-        """Give a connected stream socket that leads to the target; Isthmus owns it from then on.
+        """Return a connected stream socket to the target, which Isthmus then owns.
 
-        Raise DialError to say why in Isthmus' words; an OSError is translated by its number.
-        It is cancelled when the time is over or nobody waits any more.
+        Raise DialError for a specific reason; an OSError is translated by its errno.
+        The call is cancelled after the timeout or when the client has left.
         """
 
 
 def installed() -> dict[str, EntryPoint]:
-    """The dialers that are installed, by name."""
+    """The installed dialers, by name."""
     return {found.name: found for found in entry_points(group=GROUP)}
 
 
@@ -50,7 +50,7 @@ def load(name: str) -> CustomDialer:
     """Load a dialer by its name.
 
     Raises:
-        ConfigError: there is none of that name, or it cannot be loaded.
+        ConfigError: the name is unknown, or the dialer cannot be loaded.
     """
     there = installed()
     if name not in there:
@@ -71,18 +71,18 @@ def load(name: str) -> CustomDialer:
 
 
 class ForeignDial:
-    """One dial under way; tells once, by one of two callbacks, unless cancelled."""
+    """One pending dial; calls one of two callbacks once, unless cancelled."""
 
     def __init__(self, task: asyncio.Task[None]) -> None:
         self._task = task
 
     def cancel(self) -> None:
-        """Give up silently."""
+        """Cancel, without a callback."""
         self._task.cancel()
 
 
 class ForeignDialer:
-    """Dials by a custom dialer, in the shape of our own."""
+    """Wraps a custom dialer in the interface of our own."""
 
     def __init__(
         self,
@@ -101,12 +101,12 @@ class ForeignDialer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __repr__(self) -> str:
-        return f"<ForeignDialer {self._name!r}, {len(self._tasks)} under way>"
+        return f"<ForeignDialer {self._name!r}, {len(self._tasks)} pending>"
 
     def dial(
         self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
     ) -> ForeignDial:
-        """Open a connection; ``timeout_s`` is for all of it."""
+        """Open a connection; ``timeout_s`` is the total limit."""
         task = self._loop.create_task(
             self._dial(target, timeout_s, reached, failed), name=f"dialer:{self._name}"
         )
@@ -115,7 +115,7 @@ class ForeignDialer:
         return ForeignDial(task)
 
     def close(self) -> None:
-        """Give up every dial that is under way."""
+        """Cancel all pending dials."""
         for task in tuple(self._tasks):
             task.cancel()
 
@@ -131,7 +131,7 @@ class ForeignDialer:
             return
         current = asyncio.current_task()
         if current is not None and current.cancelling():
-            end.reset()  # it swallowed the cancellation, and nobody waits any more
+            end.reset()  # the dialer ignored the cancellation, and the result is no longer wanted
         else:
             reached(end)
 
@@ -140,7 +140,7 @@ class ForeignDialer:
         if wrong:
             if isinstance(sock, socket.socket):
                 sock.close()
-            raise TypeError(f"it gave {wrong}, and a connected stream socket was wanted")
+            raise TypeError(f"it returned {wrong} instead of a connected stream socket")
         sock.setblocking(False)
         return SocketEnd(sock, self._poller)
 
@@ -161,7 +161,7 @@ class ForeignDialer:
 
 
 def _not_a_stream(sock: object) -> str:
-    """What is wrong with what a dialer gave; nothing when it will do."""
+    """Why a dialer's result is unusable; empty if it is usable."""
     if not isinstance(sock, socket.socket):
         return f"a {type(sock).__name__}"
     if isinstance(sock, ssl.SSLSocket):
@@ -174,6 +174,6 @@ def _not_a_stream(sock: object) -> str:
 
 
 def _said(exc: BaseException) -> str:
-    """An exception as part of a sentence."""
+    """An exception as part of a message."""
     text = " ".join(str(exc).split())
     return f"{type(exc).__name__}: {text}" if text else type(exc).__name__

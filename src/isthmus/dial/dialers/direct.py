@@ -1,7 +1,7 @@
-"""The direct dialer: opens a TCP connection from here, by address or by name.
+"""The direct dialer: opens a TCP connection from this host, by address or by name.
 
-Of a name the resolvers find what may be reached, and nothing else: ``PermittedOnly`` is the
-server's, for what nodes may reach; ``EndpointsOnly`` the agent's, for what it may dial at all.
+Resolvers return only permitted addresses of a name: ``PermittedOnly`` is the
+server's, for dials of nodes; ``EndpointsOnly`` the agent's, for its endpoint lists.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Reached = Callable[[SocketEnd], None]
 
 
 def _nobody(*_: object) -> None:
-    """Stand in for callbacks of a dial that is over."""
+    """Replace the callbacks of a finished dial."""
 
 
 class DirectDial:
-    """One dial under way; tells once, by one of two callbacks, unless cancelled."""
+    """One pending dial; calls one of two callbacks once, unless cancelled."""
 
     __slots__ = (
         "_attempt",
@@ -57,17 +57,17 @@ class DirectDial:
         self._done = False
 
     def cancel(self) -> None:
-        """Give up silently."""
+        """Cancel, without a callback."""
         self._finish()
         if self._attempt is not None:
             self._attempt.cancel()
 
     def give_up(self, failure: DialFailure, detail: str) -> None:
-        """Fail without a try."""
+        """Fail without an attempt."""
         self._fail(failure, detail)
 
     def look_up(self, target: HostPort, client: Hashable = "") -> None:
-        """Ask the resolver; its time counts, too."""
+        """Resolve the name, within the total time limit."""
         cancel = self._dialer.resolver.lookup(target, self.found, self._fail, client)
         if self._attempt is None and not self._done:
             self._cancel_lookup = cancel
@@ -78,7 +78,7 @@ class DirectDial:
         self._fail(DialFailure.TIMED_OUT, why)
 
     def found(self, addresses: Sequence[Address]) -> None:
-        """Take the resolver's answer, and leave out what no name may lead to."""
+        """Handle the resolver's answer, removing addresses that no name may resolve to."""
         guard = self._dialer.metadata
         if guard is not None and not self._done:
             refusals = [guard.refuse(it[1][0]) for it in addresses]
@@ -89,7 +89,7 @@ class DirectDial:
         self.try_each(addresses)
 
     def try_each(self, addresses: Sequence[Address]) -> None:
-        """Connect to one of the addresses, in the time that is left."""
+        """Connect to one of the addresses within the remaining time."""
         if self._done:
             return  # a late answer of the resolver
         if self._deadline is not None:
@@ -109,7 +109,7 @@ class DirectDial:
         end = SocketEnd(sock, self._dialer.poller)
         reached(end)
         if events:
-            # Bytes and even the end may be here already, and their edge went to the connecting
+            # Bytes and even the end of file may have arrived, and their edge went to the connecting
             # socket.
             end.on_events(events)
 
@@ -124,7 +124,7 @@ class DirectDial:
 
     def _finish(self) -> None:
         self._done = True
-        # Whoever is called back keeps us: without this, neither is freed until a collection.
+        # The callbacks refer to this object: without this, only garbage collection would free both.
         self._reached, self._failed = _nobody, _nobody
         if self._deadline is not None:
             self._stop_lookup()
@@ -140,9 +140,9 @@ class DirectDial:
 class DirectDialer:
     """Dials targets from this process.
 
-    ``refuse`` is asked about addresses, which no resolver looks at: why one is not dialed, or None.
-    ``metadata`` is asked about those and about what names resolve to; None is for a dialer whose
-    ``refuse`` and resolver know of it.
+    ``refuse`` is called for addresses, which are not resolved: why one is not dialed, or None.
+    ``metadata`` is called for those and for resolved addresses; None for a dialer whose
+    ``refuse`` and resolver already check metadata addresses.
     """
 
     def __init__(
@@ -169,10 +169,10 @@ class DirectDialer:
         failed: Failed,
         client: Hashable = "",
     ) -> DirectDial:
-        """Open a connection; a name costs a lookup, an address nothing.
+        """Open a connection; a name needs a lookup, an address does not.
 
-        ``timeout_s`` is for all of it. The callbacks may come before this returns. ``client`` is
-        for whom it is, whose lookups are bounded together.
+        ``timeout_s`` is the total limit. The callbacks may be called before this returns.
+        ``client`` is the requester, whose lookups are limited together.
         """
         dial = DirectDial(self, timeout_s, reached, failed)
         addresses = _literal(target.host, target.port)
@@ -200,14 +200,14 @@ def _literal(host: str, port: int) -> tuple[Address] | None:
 
 
 class PermittedOnly(Resolver):
-    """Finds every address of a listed name, and of any other those that are listed.
+    """Resolves a listed name to all its addresses, and any other name to listed addresses only.
 
-    What was looked at here is what is connected to: a second look could get another answer. That a
-    name without any is denied, and nothing else, is all that is told of it: neither what it
-    resolves to nor whether there is such a name.
+    Exactly the checked addresses are connected to: a second lookup could return others. A
+    name without permitted addresses is denied, without revealing what it
+    resolves to or whether it exists.
 
-    Names that are not listed are the nodes' to choose, those of slow name servers included: what
-    one client may have looked up at a time is bounded (see Resolver).
+    Unlisted names are chosen by nodes, including names of slow name servers: the pending lookups of
+    one client are limited (see Resolver).
     """
 
     def __init__(
@@ -243,11 +243,11 @@ class PermittedOnly(Resolver):
 
 
 class EndpointsOnly(Resolver):
-    """Finds of a name the addresses that an agent's lists let it dial.
+    """Resolves a name to the addresses that an agent's lists allow.
 
-    What was looked at here is what is connected to: a second look could get another answer.
-    ``denied`` hears of everything that was refused, of an address too, which a dialer asks about
-    instead of looking it up.
+    Exactly the checked addresses are connected to: a second lookup could return others.
+    ``denied`` is called for every refusal, including addresses, which a dialer checks
+    with ``refuse`` instead of a lookup.
     """
 
     def __init__(

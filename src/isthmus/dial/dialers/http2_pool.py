@@ -1,14 +1,14 @@
 """A few HTTP/2 connections to one server, shared by many calls.
 
 A call gets a stream of the oldest connection that has room: below the server's own limit of
-concurrent streams, not told to go away, not lost, and not so old that its certificates may have
-been replaced. When there is none another connection is made, up to a bound; beyond it calls wait
-for a stream to end. Connections that carry nothing are closed after a while. What a stream says is
-its handler's business; a connection that dies tells every handler at once, and the next call makes
+concurrent streams, without GOAWAY, not lost, and not so old that its certificates may have
+been replaced. If there is none, another connection is opened, up to a limit; beyond it calls wait
+for a stream to end. Idle connections are closed after a while. The handler of a stream interprets
+it; a connection that is lost notifies every handler at once, and the next call opens
 a new one.
 
-Dialers by gRPC share ``PooledDialer``: a call per dial. What a call says is told by its own kind,
-through_grpc.py.
+gRPC dialers share ``PooledDialer``: one call per dial. through_grpc.py has the kinds of
+calls.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from isthmus.wire.request_metadata import HALF_CLOSE
 
 IDLE_S = 60.0
 MOST_CONNECTIONS = 16
-#: Of them, those that carry nothing.
+#: The limit of idle ones.
 MOST_IDLE = 2
 MOST_WAITING = 16_384
-#: New calls go to connections younger than this, so that renewed certificates are soon in use.
+#: New calls use connections younger than this, so that renewed certificates soon take effect.
 _FRESH_S = 600.0
 _COARSE_S = 0.010
 _CLOSED = "the dialer is closed"
@@ -50,7 +50,7 @@ Unopened = Callable[[DialFailure, str], None]
 
 
 class Waiting:
-    """One call that waits for its stream."""
+    """One call that waits for a stream."""
 
     __slots__ = ("failed", "opened")
 
@@ -59,7 +59,7 @@ class Waiting:
         self.failed: Unopened | None = failed
 
     def cancel(self) -> None:
-        """It is not wanted any more; nothing will be told."""
+        """Cancel, without a callback."""
         self.opened = self.failed = None
 
 
@@ -84,14 +84,14 @@ class Http2Pool:
         self._closed = False
 
     def ask(self, opened: Opened, failed: Unopened) -> Waiting:
-        """Have a stream opened, on which nothing is said yet; one of the two is told, once.
+        """Open a stream, on which nothing is sent yet; calls one of the callbacks once.
 
-        Its owner sets a handler and sends headers at once. The callbacks may come before this
-        returns.
+        The owner must set a handler and send headers at once. The callbacks may be called before
+        this returns.
         """
         asked = Waiting(opened, failed)
         if self._closed or len(self._waiting) >= MOST_WAITING:
-            why = _CLOSED if self._closed else "too many calls wait for it"
+            why = _CLOSED if self._closed else "too many calls are waiting for it"
             failure = DialFailure.INTERNAL if self._closed else DialFailure.TOO_MANY
             failed(failure, f"connectivity server {self.dialer.place}: {why}")
             return asked
@@ -100,7 +100,7 @@ class Http2Pool:
         return asked
 
     def close(self) -> None:
-        """End every connection and what it carries; nothing can be asked any more."""
+        """Close every connection and its streams; no more streams can be opened."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -111,15 +111,15 @@ class Http2Pool:
             connection.close(_CLOSED)
 
     def doubt(self, stream: Http2Stream, since: float) -> None:
-        """Tell that a stream, opened then, had no answer in its time."""
+        """Report that a stream opened at ``since`` was not answered in time."""
         for connection in self.connections:
             if connection.http2 is stream.connection:
                 connection.doubt(since)
 
-    # Serving.
+    # Serving waiting calls.
 
     def _serve(self) -> None:
-        """Give streams to those who wait, as far as there are any; else make a connection."""
+        """Give waiting calls streams if there is room; otherwise open a connection."""
         waiting = self._waiting
         while waiting:
             opened = waiting[0].opened
@@ -133,7 +133,7 @@ class Http2Pool:
             opened(found.open())
 
     def _roomy(self) -> PooledConnection | None:
-        """Find the connection that takes the next call; if there is none, see to one."""
+        """Find the connection for the next call; without one, start one."""
         now = self.dialer.loop.time()
         roomy = [it for it in self.connections if it.has_room]
         for connection in roomy:
@@ -142,7 +142,7 @@ class Http2Pool:
         usable = [it for it in self.connections if not it.leaving]
         if len(usable) >= self._most_connections:
             return roomy[0] if roomy else None
-        # One that is being made may do, and one that is empty and has no room yet has none at all.
+        # A pending connection may suffice; an empty one without room never has any.
         if not any(it.making or (not it.streams and it not in roomy) for it in usable):
             connection = PooledConnection(self)
             self.connections.append(connection)
@@ -150,14 +150,14 @@ class Http2Pool:
         return None
 
     def changed(self, connection: PooledConnection) -> None:
-        """A stream ended, or the server said something about its connection."""
+        """A stream ended, or the state of a connection changed."""
         if self._waiting:
             self._serve()
         if connection in self.connections and connection.empty:
             self._is_idle(connection)
 
     def gone(self, connection: PooledConnection, why: str) -> None:
-        """A connection is over; if it never was, those for whom it was made hear why."""
+        """A connection ended; if it never opened, the waiting calls fail."""
         if connection not in self.connections:
             return
         self.connections.remove(connection)
@@ -178,7 +178,7 @@ class Http2Pool:
     def _is_idle(self, connection: PooledConnection) -> None:
         idle = sum(it.empty for it in self.connections)
         if connection.leaving or idle > self._most_idle:
-            connection.close("not used any more")
+            connection.close("idle")
             return
         if connection.idle_at is None:
             connection.idle_at = self.dialer.loop.time()
@@ -187,11 +187,11 @@ class Http2Pool:
 
     def _end_idle(self) -> None:
         self._timer = None
-        # The loop's clock is coarse: a timer may come a little before its time.
+        # The loop's clock is coarse: a timer may fire slightly early.
         due = self.dialer.loop.time() - self._idle_s + _COARSE_S
         for connection in list(self.connections):
             if connection.idle_at is not None and connection.idle_at <= due:
-                connection.close("not used any more")
+                connection.close("idle")
         left = [it.idle_at for it in self.connections if it.idle_at is not None]
         if left:
             next_s = min(left) - due
@@ -199,24 +199,25 @@ class Http2Pool:
 
 
 CONNECT_S = 30.0
-#: What was sent and nobody acknowledges for this long was sent to nobody.
+#: A connection whose data is unacknowledged for this long is dead.
 _UNHEARD_MS = 20_000
-#: "It is recommended that this value be no smaller than 100" (RFC 9113 section 6.5.2): what is
-#: opened before the server has said its own.
+#: "It is recommended that this value be no smaller than 100" (RFC 9113 section 6.5.2): the limit of
+#: streams
+#: before the server has sent its own.
 _UNTOLD_STREAMS = 100
 # Go's servers end connections that ping more often than every five minutes: TCP's own keep-alive
 # notices a server that is gone.
 _NEVER = float("inf")
-# Readers that stop keep their windows: there is room for those of 256 streams over TCP, of all
-# streams over a UNIX socket. Beyond it the one that keeps most is reset.
+# Stopped readers keep their windows: there is room for those of 256 streams over TCP, of all
+# streams over a UNIX socket. Beyond that the stream that holds the most is reset.
 _UDS_LIMITS = Http2Limits(max_streams=1000, ping_every_s=_NEVER, dead_after_s=_NEVER)
 # A round trip over the network is longer than one over a UNIX socket.
 _TCP_LIMITS = replace(_UDS_LIMITS, stream_window_bytes=MIB, connection_window_bytes=16 * MIB)
-_ANYWHERE = HostPort("localhost", 1)  # connecting to the server asks for no target
+_ANYWHERE = HostPort("localhost", 1)  # connecting to the server needs no target
 
 
 class _Shared(Http2Connection):
-    """An HTTP/2 connection that tells its owner when there may be room, or nothing left to do."""
+    """An HTTP/2 connection that notifies its owner when there may be room, or when it is idle."""
 
     __slots__ = ("owner",)
 
@@ -228,7 +229,7 @@ class _Shared(Http2Connection):
         self.owner.look_later()
 
     def receive(self, view: memoryview) -> None:
-        """Also hear the server's first settings, and that it goes away."""
+        """Also detect the server's first settings and its GOAWAY."""
         told, draining = self.got_settings, self.remote_draining
         super().receive(view)
         if told != self.got_settings or draining != self.remote_draining:
@@ -236,7 +237,7 @@ class _Shared(Http2Connection):
 
 
 class _Reaching(ServerDial):
-    """Connects to the server, and no further."""
+    """Connects to the server only, not to a target."""
 
     connection: PooledConnection
 
@@ -248,12 +249,12 @@ class _Reaching(ServerDial):
         """The connection lets go of what it made."""
 
     def there(self) -> None:
-        """It speaks HTTP/2: the time for connecting is over."""
+        """HTTP/2 is established: stop the connect timeout."""
         self.cancel()
 
 
 class PooledConnection:
-    """One connection from the first attempt on; the owner of its carrier."""
+    """One connection from its first attempt on; the owner of its carrier."""
 
     __slots__ = (
         "_doubted_at", "_looking", "_pool", "_reaching", "carrier", "failure", "http2", "idle_at",
@@ -264,7 +265,7 @@ class PooledConnection:
         self._pool = pool
         self.carrier: PlainCarrier | TlsCarrier | None = None
         self.http2: _Shared | None = None
-        #: What it is for those who waited for it when it never was.
+        #: The failure of the waiting calls if it never opens.
         self.failure = DialFailure.INTERNAL
         self.made_at = pool.dialer.loop.time()
         self.idle_at: float | None = None
@@ -284,43 +285,43 @@ class PooledConnection:
 
     @property
     def streams(self) -> int:
-        """How many are open."""
+        """The number of open streams."""
         return len(self.http2.streams) if self.http2 is not None else 0
 
     @property
     def making(self) -> bool:
-        """Not connected, or the server has not said how many streams it takes."""
+        """Whether it is not connected, or the server's stream limit is still unknown."""
         return self.http2 is None or not self.http2.got_settings
 
     @property
     def empty(self) -> bool:
-        """Connected, and carries nothing."""
+        """Whether it is connected and idle."""
         return self.http2 is not None and not self.http2.streams
 
     @property
     def leaving(self) -> bool:
-        """It takes nothing new."""
+        """Whether it accepts no new streams."""
         http2 = self.http2
         if http2 is None:
             return False
         return http2.remote_draining or http2.closed or http2.last_heard < self._doubted_at
 
     def doubt(self, since: float) -> None:
-        """A call had no answer since then: if nothing else was heard, either, nobody is there."""
+        """A call was not answered since then: without other traffic the server is gone."""
         if self.http2 is not None and self.http2.last_heard < since:
             self._doubted_at = since
             self.look_later()
 
     @property
     def has_room(self) -> bool:
-        """A stream can be opened now."""
+        """Whether a stream can be opened now."""
         http2 = self.http2
         if http2 is None or not http2.can_open or self.leaving:
             return False
         return http2.got_settings or len(http2.streams) < _UNTOLD_STREAMS
 
     def open(self) -> Http2Stream:
-        """Open a stream; there is room."""
+        """Open a stream; requires room."""
         assert self.http2 is not None
         stream = self.http2.open(NOBODY)
         assert stream is not None
@@ -328,7 +329,7 @@ class PooledConnection:
         return stream
 
     def look_later(self) -> None:
-        """Something changed: the pool looks at it when this batch of events is over."""
+        """The state changed: notify the pool after this batch of events."""
         if not self._looking:
             self._looking = True
             self._pool.dialer.poller.flush_later(self._look)
@@ -337,14 +338,14 @@ class PooledConnection:
         self._looking = False
         self._pool.changed(self)
 
-    # Making it.
+    # Opening the connection.
 
     def connected(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
         """There is a socket: shake hands, or speak at once."""
         carrier: PlainCarrier | TlsCarrier
         place, poller = self._pool.dialer.place, self._pool.dialer.poller
         if place.tcp is not None:
-            # A keep-alive is not sent while other bytes wait for their acknowledgement.
+            # A keep-alive is not sent while other bytes are unacknowledged.
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNHEARD_MS)
         if context is None:
             carrier = self.carrier = PlainCarrier(self, sock, poller)
@@ -354,8 +355,8 @@ class PooledConnection:
                 self, sock, poller, context, server_hostname=place.name
             )
             carrier.begin()
-        # What came while nobody owned the socket made its edge already. Not at once: another
-        # carrier may be in the middle of the buffer that this one would read into.
+        # Data that arrived before registration will not trigger another edge. Not at once: another
+        # carrier may be using the buffer that this one would read into.
         poller.again(carrier.read_again)
 
     def _speak(self) -> None:
@@ -365,7 +366,7 @@ class PooledConnection:
         http2.owner = self
         self.http2 = self.carrier.session = http2
         self._reaching.there()
-        self._pool.changed(self)  # at once: whoever waits for it should not wait for another
+        self._pool.changed(self)  # at once, so that waiting calls do not open another connection
 
     def _unreached(self, failure: DialFailure, detail: str) -> None:
         self.failure = failure
@@ -374,28 +375,28 @@ class PooledConnection:
     # The carrier reports: see CarrierOwner.
 
     def secured(self) -> None:
-        """The server has proved who it is."""
+        """The TLS handshake succeeded."""
         assert isinstance(self.carrier, TlsCarrier)
         if self.carrier.tls.selected_alpn_protocol() not in ("h2", None):
-            self._reaching.server_failed("it does not speak HTTP/2")
+            self._reaching.server_failed("it does not support HTTP/2")
         else:
             self._speak()
 
     def insecure(self, error: ssl.SSLError) -> None:
-        """It has not; or it did not like us, which TLS 1.3 says after the handshake."""
+        """The handshake failed, or the server refused us, which TLS 1.3 reports later."""
         if self.http2 is None:
             self._reaching.server_failed(tls_fault(error))
         else:
             self.close(tls_fault(error), flush=False)
 
     def violated(self, error: ProtocolError) -> None:
-        """It broke HTTP/2: GOAWAY is written."""
+        """The server violated HTTP/2: GOAWAY is written."""
         if self.http2 is not None:
             self.http2.flush()
-        self.lost(f"broke the protocol: {error}")
+        self.lost(f"protocol error: {error}")
 
     def lost(self, why: str) -> None:
-        """The connection is gone: so are its calls."""
+        """The connection is lost: fail its calls."""
         if self.http2 is None:
             self._reaching.server_failed(why)
         self.close(why)
@@ -415,16 +416,16 @@ class PooledConnection:
 
 
 def _nobody(*_: object) -> None:
-    """Nobody is told: the connection itself says when it is there."""
+    """Do nothing: the connection itself reports when it is established."""
 
 
 PATH = b"/ProxyService/Proxy"
-#: How often a call is made again that the server refused unseen: it goes away, or is full.
+#: How often a call is repeated that the server refused unprocessed: shutting down, or full.
 _MOST_REPEATS = 3
 
 
 class PooledDial(ServerDial):
-    """One dial by a call of its own; see ServerDial. Subclasses call, and take the call back."""
+    """One dial with its own call; see ServerDial. Subclasses make and cancel the call."""
 
     _dialer: PooledDialer
     _waiting: Waiting | None = None
@@ -433,7 +434,7 @@ class PooledDial(ServerDial):
     _repeats = 0
 
     def begin(self, resolver: Resolver) -> None:
-        """Have a stream opened, in a connection that others use, too."""
+        """Open a stream in a shared connection."""
         waiting = self._dialer.pool.ask(self._opened, self._not_opened)
         if self._stream is None and not self.done:
             self._waiting = waiting
@@ -449,7 +450,7 @@ class PooledDial(ServerDial):
         self.fail(failure, why)
 
     def drop(self) -> None:
-        """Take it back."""
+        """Cancel the dial."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             waiting.cancel()
@@ -457,27 +458,27 @@ class PooledDial(ServerDial):
         self.take_back()
 
     def too_late(self) -> tuple[DialFailure, str]:
-        """What is known when the time is over."""
+        """The failure after a timeout."""
         if self._waiting is not None:
             return DialFailure.TIMED_OUT, f"no room at the connectivity server {self.place} in time"
         if self._stream is not None:
             self._dialer.pool.doubt(self._stream, self._called_at)
         return super().too_late()
 
-    # What a kind of call gives.
+    # Implemented by each kind of call.
 
     def call(self, stream: Http2Stream) -> None:
-        """Ask for the target."""
+        """Request the target."""
         raise NotImplementedError
 
     def take_back(self) -> None:
-        """Nobody waits for the answer any more: end the call, if there is one."""
+        """Cancel the call, if there is one."""
         raise NotImplementedError
 
-    # What every call reports.
+    # Events of every call.
 
     def not_called(self, text: str) -> None:
-        """The server refused the call unseen: nothing was done, and it is asked again."""
+        """The server refused the call unprocessed: repeat it."""
         self._stream = None
         self._repeats += 1
         if self._repeats > _MOST_REPEATS:
@@ -486,13 +487,13 @@ class PooledDial(ServerDial):
             self.begin(self._dialer.resolver)
 
     def connection_lost(self, text: str) -> None:
-        """The connection went, and the answer with it."""
+        """The connection was lost before the answer."""
         self._stream = None
         self.server_failed(text)
 
 
 class PooledDialer(ServerDialer):
-    """Dials by calls in shared connections; see ServerDialer. ``close`` ends what it keeps open."""
+    """Dials with calls in shared connections, which ``close`` closes; see ServerDialer."""
 
     def __init__(
         self,

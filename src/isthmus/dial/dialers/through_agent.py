@@ -1,6 +1,6 @@
-"""The dialer through agents: choose a link, ask, and ask another if that one was lost or is silent.
+"""The dialer through agents: asks one link, and another one if that was lost or does not answer.
 
-While no agent of our own can take a dial, other servers may be asked to pass it to theirs
+While no agent of our own can serve a dial, other servers may relay it to theirs
 (``PeerLinks``). A tunnel that lost its link before any byte has flowed is dialed again by
 the same rules, within the same time: ``Again``.
 """
@@ -35,35 +35,35 @@ from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 
 MOST_TRIES = 3
-#: How often pending dials are looked at: a link has a tick a second.
+#: How often pending dials are checked: a link has one tick per second.
 _LOOK_S = 1.0
-#: What another server answers when it has done nothing: somebody else may be asked.
+#: Answers of another server that mean that nothing was done and another may be asked.
 _NOT_DONE = frozenset({DialFailure.NO_AGENT, DialFailure.AGENT_LOST})
 
 AnyLink = AgentLink | PeerLink
 
 
 class DialOwner(Protocol):
-    """Who wants the answer of a dial."""
+    """The owner of a dial, which receives its result."""
 
     def pass_on(self, request: DialRequest) -> DialRequest:
-        """Somebody is asked now: what to tell them, the trace included."""
+        """The request for the next attempt, including the trace."""
 
     def payer(self) -> Account:
-        """Open the account that pays for the tunnel; whoever asks closes it."""
+        """Open the account that pays for the tunnel; the caller closes it."""
 
     def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
-        """The target is reached; the stream may be joined. None: by a way without agents.
+        """The target was reached; the stream may be joined. ``link`` None: without an agent.
 
-        ``dial.outcome`` says by whom.
+        ``dial.outcome`` says by which program.
         """
 
     def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
-        """It is not."""
+        """The dial failed."""
 
 
 class AgentDial:
-    """One dial under way."""
+    """One pending dial."""
 
     __slots__ = (
         "_asked",
@@ -88,27 +88,27 @@ class AgentDial:
         self.id = DialId(next(dialer.ids))
         self.request = request
         self.who: DialOwner | None = who
-        self.agents = dialer.agents  # among whom to choose
-        self.decision: Decision | None = None  # None: there is neither policy nor network
+        self.agents = dialer.agents  # the agents to choose from
+        self.decision: Decision | None = None  # None without policy and networks
         self.started_at = time.monotonic()
-        self.relays = dialer.relays  # whom to ask when none of them can; None: nobody
+        self.relays = dialer.relays  # servers to ask if no agent can serve; None: none
         self._tried: list[AgentLink] = []
-        self._asked: list[PeerLink] = []  # that could not help
+        self._asked: list[PeerLink] = []  # servers that could not help
         self.answered = False  # by an agent, rather than by our own deadline
-        self.outcome = DIRECTLY  # an agent reaches it, and then says more
+        self.outcome = DIRECTLY  # replaced by the agent's answer
         self._stream: BaseEnd | None = None
         self._lost_at_once = False
         self._link: AnyLink | None = None
 
     @property
     def asked_in_vain(self) -> int:
-        """How many other servers could not help."""
+        """The number of other servers that could not help."""
         return len(self._asked)
 
     def attempt(self) -> None:
-        """Ask the best link that was not asked yet."""
+        """Ask the best link not asked yet."""
         who = self.who
-        assert who is not None  # or nobody would go on
+        assert who is not None  # otherwise the dial would be settled
         left_s = self.started_at + self._dialer.timeout_s - time.monotonic()
         if left_s <= 0:
             self._fail(DialFailure.TIMED_OUT, SPENT)
@@ -137,7 +137,7 @@ class AgentDial:
         self._nobody_left()
 
     def _choose(self) -> AnyLink | None:
-        """An agent; or another server, if no agent is fit to be asked."""
+        """An agent; or another server, if no agent can be asked."""
         own = None
         if len(self._tried) < MOST_TRIES:
             own = self.agents.choose(self.request.target, self._tried)
@@ -146,7 +146,7 @@ class AgentDial:
         return self.relays.choose(self._asked) or own
 
     def _not_this(self, link: AnyLink) -> None:
-        """Nothing was done by this link: do not ask it again."""
+        """This link did nothing: do not ask it again."""
         if isinstance(link, PeerLink):
             self._asked.append(link)
         else:
@@ -166,9 +166,9 @@ class AgentDial:
             self._fail(DialFailure.NO_AGENT, detail)
 
     def look_elsewhere(self) -> None:
-        """Ask another if who was asked has gone silent since, and somebody else is fit.
+        """Ask another link if the asked one has gone silent since, and another is usable.
 
-        Whether the target is being reached nobody knows; nothing was said to it, so that at worst
+        Whether the target is being connected to is unknown; nothing was sent to it, so at worst
         it sees a connection that ends at once.
         """
         link, who = self._link, self.who
@@ -178,14 +178,14 @@ class AgentDial:
         other = self.agents.choose(self.request.target, tried)
         if len(tried) >= MOST_TRIES or other is None or not other.takes_dials:
             return
-        self.who = None  # what a stream says when it is dropped is no answer
+        self.who = None  # the result of dropping the stream is not an answer
         self._drop_stream(Ending.CANCELLED)
         self.who = who
         self._not_this(link)
         self.attempt()
 
     def cancel(self) -> None:
-        """Nobody waits any more: take the dial back."""
+        """Cancel the dial: the result is no longer wanted."""
         if self.who is not None:
             self._settle()
             self._drop_stream(Ending.CANCELLED)
@@ -195,7 +195,7 @@ class AgentDial:
         self.give_up(DialFailure.TIMED_OUT, "the agent did not answer in time", Ending.TIMED_OUT)
 
     def give_up(self, failure: DialFailure, detail: str, reason: Ending = Ending.CANCELLED) -> None:
-        """Fail from our side, whatever the agent says later."""
+        """Fail from our side, ignoring later answers."""
         if self.who is not None:
             who = self._settle()
             self._drop_stream(reason)
@@ -249,7 +249,7 @@ class AgentDial:
 
 
 class Again(AgentDial):
-    """The dial of a tunnel whose link was lost before any byte had flowed, in what time is left."""
+    """The dial of a tunnel whose link was lost before any byte had flowed, in the time left."""
 
     __slots__ = ("_timer",)
 
@@ -266,7 +266,7 @@ class Again(AgentDial):
 
     @property
     def left_s(self) -> float:
-        """How much of the time of the first dial is left."""
+        """The remaining time of the first dial."""
         return self.started_at + self._dialer.timeout_s - time.monotonic()
 
     def _settle(self) -> DialOwner:
@@ -275,20 +275,20 @@ class Again(AgentDial):
 
 
 def may_dial_again(first: AgentDial) -> bool:
-    """Tell whether there is time left, and somebody who was not tried."""
+    """Whether there is time left, and a link that was not tried."""
     left_s = first.started_at + first._dialer.timeout_s - time.monotonic()
     return left_s > 0 and len(first._tried) < MOST_TRIES
 
 
 def _unheard() -> None:
-    """Nobody counts."""
+    """Do nothing: the default of ``retried``."""
 
 
 class AgentDialer:
-    """Dials targets through the agents that are linked.
+    """Dials targets through the linked agents.
 
-    ``relays`` are other servers that are asked while no agent can be; ``retried()`` hears of every
-    link that was lost with a dial.
+    ``relays`` are other servers to ask while no agent can serve; ``retried()`` is called for every
+    link that was lost during a dial.
     """
 
     def __init__(
@@ -304,13 +304,13 @@ class AgentDialer:
         self.ids = itertools.count(1)
 
     def dial(self, request: DialRequest, who: DialOwner) -> AgentDial:
-        """Start a dial; the answer may come before this returns."""
+        """Start a dial; the answer may arrive before this returns."""
         dial = AgentDial(self, request, who)
         self.begin(dial)
         return dial
 
     def begin(self, dial: AgentDial) -> None:
-        """Start one that was made elsewhere; the answer may come before this returns."""
+        """Start a dial created elsewhere; the answer may arrive before this returns."""
         self.pending.add(dial)
         dial.attempt()
         if not self._looks and len(self.pending):
@@ -318,7 +318,7 @@ class AgentDialer:
             self.loop.call_later(_LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Find those whose agent has gone silent; while any are pending, again."""
+        """Check for dials whose agent has gone silent; reschedule while any are pending."""
         for dial in self.pending:
             dial.look_elsewhere()
         self._looks = len(self.pending) > 0
@@ -340,23 +340,21 @@ class PeerLinks:
 
     @property
     def ready(self) -> bool:
-        """Some server could pass a dial on now, as far as is known."""
+        """Whether a server could relay a dial now, as far as known."""
         return any(link.can_relay for link in self._links.values())
 
     def has(self, server_id: ServerId) -> bool:
-        """There is a link to this server already."""
+        """Whether there is a link to this server."""
         return server_id in self._links
 
     def add(self, link: PeerLink) -> None:
-        """A link is up."""
         self._links[link.server_id] = link
 
     def remove(self, link: PeerLink) -> None:
-        """A link is gone."""
         if self._links.get(link.server_id) is link:
             del self._links[link.server_id]
 
     def choose(self, asked: Collection[PeerLink]) -> PeerLink | None:
-        """The least loaded one whose server has agents; ``asked`` could not help this dial."""
+        """The least loaded link whose server has agents, except those in ``asked``."""
         usable = [link for link in self._links.values() if link.can_relay and link not in asked]
         return min(usable, key=lambda link: link.weight, default=None)

@@ -1,12 +1,12 @@
 """The dialer through a connectivity server's HTTP CONNECT frontend.
 
-The tunnel's end is the very connection to the server. A half-close is one of that connection; a
-reset is one by TCP. A UNIX socket cannot be reset, it closes: a server that keeps half-closes does
-that without having been told our end only when the tunnel broke, so that reads as a reset. With a
-konnectivity server, which does not say that it keeps them, it is how every tunnel ends, and reads
+The tunnel's end is the connection to the server. A half-close is one of that connection; a
+reset is one of TCP. A UNIX socket cannot be reset, only closed: a server that preserves half-closes
+closes it without our half-close only when the tunnel broke, so that reads as a reset. With a
+konnectivity server, which does not announce half-closes, every tunnel ends this way, which reads
 as a clean end.
 
-An HTTP proxy on an agent's way to its server is net/through_proxy.py.
+net/through_proxy.py connects an agent to its server through an HTTP proxy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from isthmus.values import HostPort
 from isthmus.wire.connect_answer import ConnectAnswer, ConnectAsking
 from isthmus.wire.request_metadata import HALF_CLOSE, headers_of
 
-#: What a status says when the text says nothing that we know (dial/frontends/statuses.py).
+#: The failure for a status with an unknown text (dial/frontends/statuses.py).
 FAILURE_OF_STATUS = {
     403: DialFailure.DENIED,
     503: DialFailure.NO_AGENT,
@@ -48,18 +48,18 @@ class _UnixServer(SocketEnd):
     def __init__(
         self, sock: socket.socket, poller: Poller, early: Early, *, keeps_half_close: bool | None
     ) -> None:
-        self.keeps_half_close = keeps_half_close  # None: until the server has said it
+        self.keeps_half_close = keeps_half_close  # None: not announced yet
         super().__init__(sock, poller, early)
 
     def got_eof(self) -> None:
-        """Tell a server that closed from one that half-closed."""
+        """Distinguish a close from a half-close."""
         if self.keeps_half_close and not self._eof_in and not self._eof_out and self._gone():
             self.broken()
         else:
             super().got_eof()
 
     def _gone(self) -> bool:
-        # Not by the edges that came: the last of them may still be on its way.
+        # Not from earlier edges: the last one may still be pending.
         now = select.poll()
         now.register(self.fd, 0)
         return bool(now.poll(0))
@@ -83,16 +83,16 @@ class _TlsServer(TlsEnd):
         super().__init__(sock, poller, context, early, server_hostname=server_hostname)
 
     def handshake_failed(self, error: ssl.SSLError) -> None:
-        """Keep it for the sentence."""
+        """Keep the error for the message."""
         self.error = tls_fault(error)
 
     def tls_failed(self, error: ssl.SSLError) -> None:
-        """Keep it for the sentence."""
+        """Keep the error for the message."""
         self.error = tls_fault(error)
 
 
 class _Question(Early):
-    """The early peer of the connection: reads the answer, and keeps what the target says first."""
+    """The early peer of the connection: reads the answer, and keeps the target's first bytes."""
 
     __slots__ = ("_answer", "_asking", "_dial")
 
@@ -105,11 +105,11 @@ class _Question(Early):
 
     @property
     def request(self) -> bytes:
-        """What to ask."""
+        """The request to send."""
         return self._asking.request
 
     def write(self, data: bytes) -> bool:
-        """Read on in the answer; behind it is the target."""
+        """Read more of the answer; bytes after it are the target's."""
         if self._dial is None:
             return super().write(data)
         if self._answer is not None:
@@ -126,7 +126,7 @@ class _Question(Early):
             self.buffer += self._asking.early
             dial, self._dial = self._dial, None
             dial.connected(keeps_half_close=self._answer.header(HALF_CLOSE) is not None)
-            # Whoever joined the end there and then has taken the buffer, and paused it if need be.
+            # A join inside the callback has taken the buffer, and paused reading if necessary.
         return len(self.buffer) < self.limit
 
     def write_eof(self) -> None:
@@ -135,7 +135,7 @@ class _Question(Early):
         if self._answer is not None and self._dial is not None:
             self._read_refusal(end=True)
         elif self._dial is not None:
-            self._dial.server_failed("closed the connection before it had answered")
+            self._dial.server_failed("closed the connection before answering")
 
     def abort(self, reason: Ending) -> None:
         """The connection broke."""
@@ -146,22 +146,22 @@ class _Question(Early):
             self._dial.broke()
 
     def leave(self) -> None:
-        """Nobody waits for the answer any more."""
+        """Stop waiting for the answer."""
         self._dial = None
 
     def refusal(self, text: str) -> tuple[DialFailure, str] | None:
-        """What the answer says, as far as it came; None when there is none."""
+        """The failure in the answer received so far; None without an answer."""
         if self._answer is None or self._answer.connected:
             return None
         failure, detail = failure_said(text)
         if failure is DialFailure.INTERNAL:
             failure = FAILURE_OF_STATUS.get(self._answer.status, failure)
-        if detail == text:  # no sentence of ours: the status says something, too
+        if detail == text:  # not one of our messages: include the status
             detail = f"{self._answer.line}: {text}" if text else self._answer.line
         return failure, detail
 
     def refusal_so_far(self) -> tuple[DialFailure, str] | None:
-        """What is known of a refusal whose end did not come in time."""
+        """The failure of a refusal that was not complete in time."""
         if self._answer is None:
             return None
         return self.refusal(self._asking.receive_refusal(end=True) or "")
@@ -194,10 +194,10 @@ class ConnectDial(ServerDial):
                 sock, self.poller, question, keeps_half_close=place.keeps_half_close
             )
         end.write(question.request)
-        end.read_again()  # what came while nobody owned the socket made its edge already
+        end.read_again()  # data that arrived before registration will not trigger another edge
 
     def connected(self, *, keeps_half_close: bool) -> None:
-        """The connection leads to the target from here on; the server keeps half-closes or not."""
+        """The connection now leads to the target; the server preserves half-closes or not."""
         end, self._end, self._question = self._end, None, None
         assert end is not None
         if isinstance(end, _UnixServer) and end.keeps_half_close is None:
@@ -207,10 +207,10 @@ class ConnectDial(ServerDial):
     def broke(self) -> None:
         """The connection broke before the answer."""
         tls_error = self._end.error if isinstance(self._end, _TlsServer) else ""
-        self.server_failed(tls_error or "the connection broke before it had answered")
+        self.server_failed(tls_error or "the connection broke before answering")
 
     def too_late(self) -> tuple[DialFailure, str]:
-        """A refusal whose text is late is one nevertheless."""
+        """An incomplete refusal counts as a refusal."""
         said = self._question.refusal_so_far() if self._question is not None else None
         return said or super().too_late()
 
@@ -225,10 +225,9 @@ class ConnectDial(ServerDial):
 
 
 class ConnectDialer(ServerDialer):
-    """Dials by HTTP CONNECT; the end that is reached has what the target said first."""
+    """Dials by HTTP CONNECT; the resulting end has the target's first bytes."""
 
     def make_dial(
         self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
     ) -> ConnectDial:
-        """Make one."""
         return ConnectDial(self, target, timeout_s=timeout_s, reached=reached, failed=failed)

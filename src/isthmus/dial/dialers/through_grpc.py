@@ -1,9 +1,9 @@
 """The dialers through a connectivity server's gRPC frontend: konnectivity's packets, or payloads.
 
-One call of /ProxyService/Proxy per dial, as konnectivity-client's single-use tunnels have it, but
-many calls in one HTTP/2 connection (http2_pool.py): to gRPC servers, konnectivity's too, that is
-all the same. What each protocol can say of half-closes and resets is told in tunnel/proxy_call.py
-and, for KEP-1281's own, in tunnel/payload.py.
+One call of /ProxyService/Proxy per dial, as in konnectivity-client's single-use tunnels, but
+many calls in one HTTP/2 connection (http2_pool.py), which gRPC servers, including konnectivity's,
+treat the same. tunnel/proxy_call.py documents half-closes and resets of the protocol, and
+tunnel/payload.py those of KEP-1281's own.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class _CallDial(PooledDial):
             call.abort(Ending.CANCELLED)
 
     def dialed(self) -> None:
-        """The target is reached."""
+        """The target was reached."""
         call, self._call = self._call, None
         if call is not None:
             self.won(call)
 
     def not_called(self, text: str) -> None:
-        """Nothing was done: ask again, elsewhere."""
+        """Nothing was done: retry."""
         self._call = None
         super().not_called(text)
 
     def connection_lost(self, text: str) -> None:
-        """There is no answer."""
+        """The connection was lost before the answer."""
         self._call = None
         super().connection_lost(text)
 
@@ -70,7 +70,7 @@ class GrpcDial(_CallDial):
     """By konnectivity's packets; its call's ProxyCaller, too (tunnel/proxy_call.py)."""
 
     def call(self, stream: Http2Stream) -> None:
-        """Ask for the target."""
+        """Request the target."""
         self._call = call = ProxyClientCall(
             self,
             random=secrets.randbits(62) + 1,
@@ -78,16 +78,16 @@ class GrpcDial(_CallDial):
             half_closes=self.place.keeps_half_close,
         )
         said = headers_of(self.asking)
-        # Names of users and traces are not for a cache.
+        # User names and traces must not be cached.
         call.call(stream, (*self._dialer.headers, *said), str(self.target), secret=bool(said))
 
     def refused(self, error: str) -> None:
-        """It is not."""
+        """The server refused the dial."""
         self._call = None
         self.fail(*failure_said(error))
 
     def call_failed(self, status: Status, text: str) -> None:
-        """There is no answer."""
+        """The call failed before the answer."""
         self._call = None
         failure = FAILURE_OF_CALL.get(status)
         if failure is not None:
@@ -97,11 +97,11 @@ class GrpcDial(_CallDial):
 
     def hang_up(self, stream: Http2Stream) -> None:
         """End the stream, if its server has not done so by the end of this batch."""
-        # Not at once: its trailers are mostly behind what ended the tunnel.
+        # Not at once: its trailers usually follow what ended the tunnel.
         self.poller.flush_later(partial(stream.reset, ErrorCode.CANCEL))
 
     def look_later(self, end: ProxyClientCall, delay_s: float) -> None:
-        """A reply may have paused."""
+        """Schedule a check for a paused reply."""
         self.loop.call_later(delay_s, end.look)
 
 
@@ -111,7 +111,6 @@ class GrpcDialer(PooledDialer):
     def make_dial(
         self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
     ) -> GrpcDial:
-        """Make one."""
         dial = GrpcDial(self, target, timeout_s=timeout_s, reached=reached, failed=failed)
         dial._dialer = self
         return dial
@@ -124,20 +123,20 @@ class PayloadDial(_CallDial):
     headers: Headers = ()
 
     def call(self, stream: Http2Stream) -> None:
-        """Ask for the target."""
+        """Request the target."""
         self._call = call = PayloadCall(self)
         headers = (
             *self._dialer.headers,
             (CONNECT_OPTIONS, connect_options(self.target)),
             *self.headers,
         )
-        # Names of users and traces are not for a cache; targets come again and again.
+        # User names and traces must not be cached; targets repeat.
         call.call(stream, headers, secret=bool(self.headers))
         if not self._dialer.answers_dials:
             call.open_unheard()
 
     def call_failed(self, status: Status, text: str) -> None:
-        """It is not."""
+        """The server refused the dial."""
         self._call = None
         failure, detail = failure_said(text)
         if failure is DialFailure.INTERNAL and status is not Status.INTERNAL:
@@ -152,10 +151,10 @@ class PayloadDial(_CallDial):
 class PayloadDialer(PooledDialer):
     """Dials by KEP-1281's protocol; see PooledDialer.
 
-    ``answers_dials``: the server sends its response's headers when the target is reached, as
-    Isthmus' do. The KEP does not ask for it: with a server that says nothing until the target does,
-    a target that waits for its client would never be reached. Without it every dial that finds the
-    server succeeds, and a target that cannot be reached resets its end.
+    ``answers_dials``: the server sends its response headers when the target is reached, as
+    Isthmus's servers do. The KEP does not require this: with a server that sends nothing before the
+    target does, a dial to a target that waits for its client would never succeed. Without it every
+    dial that reaches the server succeeds, and an unreachable target resets its end.
     """
 
     def __init__(
@@ -173,7 +172,6 @@ class PayloadDialer(PooledDialer):
     def make_dial(
         self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
     ) -> PayloadDial:
-        """Make one."""
         dial = PayloadDial(self, target, timeout_s=timeout_s, reached=reached, failed=failed)
         dial._dialer = self
         return dial
@@ -191,7 +189,7 @@ class PayloadDialer(PooledDialer):
         """Open a connection; see ServerDialer. ``headers`` are further metadata, in lower case.
 
         Raises:
-            ValueError: ``asking`` has something that metadata cannot say.
+            ValueError: ``asking`` has a value that metadata cannot carry.
         """
         said = (*headers_of(asking), *headers)
         dial = self.make_dial(target, timeout_s=timeout_s, reached=reached, failed=failed)

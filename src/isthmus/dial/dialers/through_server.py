@@ -1,15 +1,15 @@
-"""What the dialers through a connectivity server share: reaching it, one deadline, its words.
+"""The common part of dialers through a connectivity server: connecting, the deadline, its texts.
 
-How it is asked is through_connect.py (HTTP CONNECT) and through_grpc.py (konnectivity's packets
+The requests are in through_connect.py (HTTP CONNECT) and through_grpc.py (konnectivity's packets
 and KEP-1281's payloads).
 
-A server that cannot be reached is UNREACHABLE, and so is every target behind it; one that was
-reached and does not answer as a server is INTERNAL. Either way its place is in the detail. REFUSED
-and UNRESOLVED are about the target alone, and only who tried to reach it can say them.
+A server that cannot be reached is UNREACHABLE, and so is every target behind it; a server that was
+reached and does not answer properly is INTERNAL. In both cases the detail names the server. REFUSED
+and UNRESOLVED are only about the target, and only the program that dials it can report them.
 
-By CONNECT over a UNIX socket, which cannot be reset, a tunnel that is cut is told from one that
-ended only as long as we have not half-closed it ourselves: after that, a cut reads as a clean end
-of file, and with a konnectivity server always. The other ways tell it always.
+With CONNECT over a UNIX socket, which cannot be reset, a cut tunnel can be distinguished from an
+ended one only until we half-close it: after that, a cut reads as a clean end
+of file, and with a konnectivity server always. The other protocols always show the difference.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from isthmus.values import NOTHING, HostPort, RequestMetadata, is_address
 
 Reached = Callable[[BaseEnd], None]
 
-#: A UNIX socket whose queue is full says so at once, and never again. Many may be waiting.
+#: A UNIX socket with a full queue fails at once, without a later event. Many may be waiting.
 _KNOCK_AGAIN_S = 0.005
 _KNOCK_AGAIN_MOST_S = 0.1
-# A server that vanished with its host is noticed even when nobody sends: after 30 s.
+# A server whose host vanished is detected even without traffic: after 30 s.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 15), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 _SENTENCE = re.compile(r"cannot dial \S+: (.*)", re.DOTALL)
 _MOST_DETAIL = 500
@@ -53,15 +53,15 @@ _WANTS_CERTIFICATE = frozenset({"TLSV13_ALERT_CERTIFICATE_REQUIRED"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlace:
-    """Where a server's frontend is: a UNIX socket, or a TCP port, which speaks TLS as a rule.
+    """The address of a server's frontend: a UNIX socket, or a TCP port, usually with TLS.
 
-    ``context`` is asked for each connection, so that it can be reloaded; for gRPC it has to offer
-    ALPN ``h2``. A TCP port without one is spoken to in the clear. ``server_hostname`` is the name
-    in its certificate, that of ``tcp`` when empty.
+    ``context`` is called for each connection, so that it can be reloaded; for gRPC it has to offer
+    ALPN ``h2``. A TCP port without a context is plain text. ``server_hostname`` is the name
+    in its certificate, by default that of ``tcp``.
 
-    ``keeps_half_close`` is what Isthmus' servers do and konnectivity's do not: there the end of
-    one direction ends both. None: the server says it itself (HALF_CLOSE). What
-    hangs on it is told by each dialer.
+    ``keeps_half_close``: Isthmus's servers preserve half-closes, konnectivity's do not: there the
+    end of one direction ends both. None: the server announces it (HALF_CLOSE). Each dialer
+    documents the consequences.
     """
 
     uds: str = ""
@@ -72,21 +72,21 @@ class ServerPlace:
 
     def __post_init__(self) -> None:
         if bool(self.uds) == (self.tcp is not None):
-            raise ValueError("a server is at a UNIX socket or at a TCP port, one of them")
+            raise ValueError("a server needs either a UNIX socket or a TCP port")
         if self.tcp is None and self.context is not None:
-            raise ValueError("TLS belongs to a TCP port, and only there")
+            raise ValueError("TLS is only for TCP ports")
 
     def __str__(self) -> str:
         return self.uds or str(self.tcp)
 
     @property
     def name(self) -> str:
-        """What the certificate of a TCP server has to say."""
+        """The required name in a TCP server's certificate."""
         return self.server_hostname or (self.tcp.host.rstrip(".") if self.tcp else "")
 
 
 def failure_said(text: str) -> tuple[DialFailure, str]:
-    """Read a refusal: ours say ``cannot dial TARGET: VALUE[: DETAIL]``, Go's say what Go says."""
+    """Parse a refusal: ours are ``cannot dial TARGET: VALUE[: DETAIL]``, Go's are Go's texts."""
     text = " ".join(text.split())[:_MOST_DETAIL]
     found = _SENTENCE.fullmatch(text)
     value, _, detail = found[1].partition(": ") if found else ("", "", "")
@@ -98,12 +98,12 @@ def failure_said(text: str) -> tuple[DialFailure, str]:
     return failure_in(text), text
 
 
-#: A UNIX socket is a file, which a server that does not run may have taken with it.
+#: A UNIX socket is a file, which a stopped server may have removed.
 _FAILURE_OF_ERRNO = {**FAILURE_OF_ERRNO, errno.ENOENT: DialFailure.REFUSED}
 
 
 class _Knocking:
-    """Connects to a UNIX socket; as Connecting does for TCP."""
+    """Connects to a UNIX socket, as Connecting does for TCP."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class _Knocking:
             return
         try:
             error = sock.connect_ex(self._path)
-        except (OSError, ValueError) as exc:  # too long for a socket's address, or a NUL in it
+        except (OSError, ValueError) as exc:  # too long for a socket's address, or contains a NUL
             sock.close()
             self._failed(DialFailure.INTERNAL, str(exc))
             return
@@ -151,11 +151,11 @@ class _Knocking:
 
 
 def _nobody(*_: object) -> None:
-    """Stand in for callbacks of a dial that is over."""
+    """Replace the callbacks of a finished dial."""
 
 
-#: What is known of a target when the server, or the proxy, on the way to it cannot be reached; the
-#: rest says the same of both.
+#: What a failure to reach the server, or its proxy, means for the target; other failures mean the
+#: same for both.
 OF_THE_WAY = {
     DialFailure.REFUSED: DialFailure.UNREACHABLE,
     DialFailure.UNRESOLVED: DialFailure.UNREACHABLE,
@@ -163,13 +163,13 @@ OF_THE_WAY = {
 
 
 class ServerDial:
-    """One dial under way; tells once, by one of two callbacks, unless cancelled.
+    """One pending dial; calls one of two callbacks once, unless cancelled.
 
-    Subclasses ask the server once there is a connection (``ask``), say ``won`` or ``fail``, and
-    let go of what they made when the dial is over without success (``drop``).
+    Subclasses send the request once there is a connection (``ask``), call ``won`` or ``fail``, and
+    clean up if the dial ends without success (``drop``).
     """
 
-    #: What to say about the request besides its target.
+    #: The request metadata besides the target.
     asking: RequestMetadata = NOTHING
 
     def __init__(
@@ -194,7 +194,7 @@ class ServerDial:
         self._deadline = self.loop.call_later(timeout_s, self._timed_out)
 
     def cancel(self) -> None:
-        """Give up silently."""
+        """Cancel, without a callback."""
         if not self.done:
             self._finish()
             self._let_go()
@@ -218,7 +218,7 @@ class ServerDial:
                 self.loop,
                 self.poller,
                 addresses,
-                timeout_s=self._timeout_s,  # ours is over before
+                timeout_s=self._timeout_s,  # ours expires before
                 connected=self._connected,
                 failed=self._not_there,
             )
@@ -244,28 +244,28 @@ class ServerDial:
         text = f"connectivity server {self.place} cannot be reached: {why}"
         self.fail(OF_THE_WAY.get(failure, failure), text)
 
-    # What subclasses say, and what they give.
+    # For and by subclasses.
 
     def ask(self, sock: socket.socket, context: ssl.SSLContext | None) -> None:
-        """Ask for the target, by TLS if there is a context; what came already made its edge."""
+        """Request the target, with TLS if there is a context; earlier edges are not repeated."""
         raise NotImplementedError
 
     def drop(self) -> None:
-        """End what was made of the socket."""
+        """Close the objects made from the socket."""
         raise NotImplementedError
 
     def too_late(self) -> tuple[DialFailure, str]:
-        """What is known when the time is over."""
+        """The failure after a timeout."""
         return DialFailure.TIMED_OUT, f"no answer from the connectivity server {self.place} in time"
 
     def won(self, end: BaseEnd) -> None:
-        """The target is reached."""
+        """The target was reached."""
         reached = self._reached
         self._finish()
         reached(end)
 
     def fail(self, failure: DialFailure, detail: str) -> None:
-        """It is not."""
+        """The dial failed."""
         if not self.done:
             failed = self._failed
             self._finish()
@@ -273,7 +273,7 @@ class ServerDial:
             failed(failure, detail)
 
     def server_failed(self, why: str) -> None:
-        """The server is there, and cannot be asked or does not answer as one."""
+        """The server was reached, but cannot be asked or does not answer properly."""
         self.fail(DialFailure.INTERNAL, f"connectivity server {self.place}: {why}")
 
     def _timed_out(self) -> None:
@@ -281,7 +281,7 @@ class ServerDial:
 
     def _finish(self) -> None:
         self.done = True
-        # Whoever is called back keeps us: without this, neither is freed until a collection.
+        # The callbacks refer to this object: without this, only garbage collection would free both.
         self._reached, self._failed = _nobody, _nobody
         self._deadline.cancel()
 
@@ -313,7 +313,7 @@ class ServerDialer:
     def make_dial(
         self, target: HostPort, *, timeout_s: float, reached: Reached, failed: Failed
     ) -> ServerDial:
-        """Make a dial of this dialer's kind."""
+        """Create a dial of this dialer's kind."""
         raise NotImplementedError
 
     def dial(
@@ -325,10 +325,10 @@ class ServerDialer:
         failed: Failed,
         asking: RequestMetadata = NOTHING,
     ) -> ServerDial:
-        """Open a connection; the server, or its agent, looks the target's name up.
+        """Open a connection; the server, or its agent, resolves the target's name.
 
-        ``timeout_s`` is for all of it. The callbacks may come before this returns. ``asking`` is
-        sent along; the server believes it of clients that it knows.
+        ``timeout_s`` is the total limit. The callbacks may be called before this returns.
+        ``asking`` is sent along; the server trusts it from authenticated clients.
         """
         dial = self.make_dial(target, timeout_s=timeout_s, reached=reached, failed=failed)
         dial.asking = asking
@@ -340,9 +340,9 @@ class ServerDialer:
 
 
 def tls_fault(error: ssl.SSLError) -> str:
-    """Say why a handshake with a server failed."""
+    """Why a handshake with a server failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate: {error.verify_message}"
     if error.reason in _WANTS_CERTIFICATE:
-        return "it wants a client certificate, and none was shown"
+        return "it requires a client certificate, and none was sent"
     return f"TLS: {error.reason or error}"

@@ -1,1 +1,1 @@
-"""Accept: each frontend learns from a new connection where it wants to go."""
+"""Frontends, each of which reads the target of a new connection."""

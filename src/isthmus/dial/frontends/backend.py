@@ -1,4 +1,4 @@
-"""What every frontend needs from the rest: somebody who dials for a request and joins."""
+"""The interface between frontends and the server: requests, and the backend that dials them."""
 
 from __future__ import annotations
 
@@ -15,61 +15,61 @@ from isthmus.net.rules_slots import AdmissionRefusal
 from isthmus.tunnel.end import BaseEnd
 from isthmus.values import ANONYMOUS, HostPort, Identity, RequestMetadata
 
-#: The metadata of a gRPC answer that has the connection id.
+#: The metadata key of the connection id in a gRPC answer.
 CONNECTION_ID = b"isthmus-connection-id"
-#: The first part of every connection id of this process: another process has another.
+#: The prefix of every connection id of this process, unique to it.
 PROCESS = secrets.token_hex(4)
 _numbers = itertools.count(1)
 
 
 def new_connection_id() -> str:
-    """Name a request: the same in log, snapshot and audit, at the agent, and for the client."""
+    """A new id of a request, used in log, snapshot and audit, at the agent, and by the client."""
     return f"{PROCESS}-{next(_numbers):x}"
 
 
 class RequestOrigin(Protocol):
-    """Who asks for a connection, and how: what the audit log and the trace have of it."""
+    """The origin of a request, for the audit log and the trace."""
 
     @property
     def frontend(self) -> str:
-        """How it came, for people: the name of a mode."""
+        """How it arrived: the name of a mode."""
 
     @property
     def requester(self) -> Identity:
-        """Who asks, as the transport proved it."""
+        """The requester, as authenticated by the transport."""
 
     @property
     def connection_id(self) -> str:
-        """What it is called, from ``new_connection_id``; the client is told."""
+        """Its id, from ``new_connection_id``, which the client also receives."""
 
     @property
     def asking(self) -> RequestMetadata:
-        """What the client says about it besides the target, believed or not."""
+        """The client's metadata besides the target, trusted or not."""
 
     @property
     def client_address(self) -> str:
-        """Where the client is; empty on a UNIX socket."""
+        """The client's address; empty on a UNIX socket."""
 
 
 class Request(RequestOrigin, Protocol):
-    """One client that wants a connection."""
+    """A client's request for a connection."""
 
     def established(self) -> BaseEnd | None:
-        """Say yes; give the end that may now be joined, or None if the client is gone."""
+        """Accept it; returns the end to join, or None if the client is gone."""
 
     def dial_failed(self, failure: DialFailure, detail: str) -> None:
-        """Say why not."""
+        """Report the failure."""
 
 
 class Dial(Protocol):
-    """A dial under way."""
+    """A pending dial."""
 
     def cancel(self) -> None:
-        """Nobody waits any more."""
+        """Cancel: the result is no longer wanted."""
 
 
 class Backend(Protocol):
-    """Somebody who dials and joins."""
+    """The program that dials and joins."""
 
     def dial(self, request: Request, target: HostPort) -> Dial:
         """Start a dial; ``request.dial_failed`` or ``request.established`` answers."""
@@ -81,10 +81,10 @@ class Backend(Protocol):
         """A connection was ended because there are too many; where it came from."""
 
     def handshake_failed(self, error: ssl.SSLError) -> None:
-        """A TLS client did not prove who it is."""
+        """A TLS client failed to authenticate."""
 
     def abandoned(self) -> None:
-        """A client left while its dial was under way."""
+        """A client left during its dial."""
 
 
 # socket.socket.family makes an enum of the number each time, which costs 1.4 µs (timeit).
@@ -92,7 +92,7 @@ _family_of = socket.SocketType.family.__get__
 
 
 def uds_identity(sock: socket.socket) -> Identity:
-    """Whose it is, as the kernel says."""
+    """The peer's user, according to the kernel."""
     try:
         return _user(uid_at(sock))
     except OSError:
@@ -105,20 +105,20 @@ def _user(uid: int) -> Identity:
 
 
 class Client(Protocol):
-    """Somebody who came from somewhere."""
+    """A client with an address."""
 
     @property
     def client_address(self) -> str:
-        """Where the client is; empty on a UNIX socket."""
+        """The client's address; empty on a UNIX socket."""
 
 
 def payer_of(identity: Identity, client: Client) -> Identity | str:
-    """Whose account pays: who somebody proved to be, else the address they come from."""
+    """The owner of the account that pays: the authenticated identity, else the address."""
     return client.client_address.rpartition(":")[0] if identity is ANONYMOUS else identity
 
 
 def peer_address(sock: socket.socket) -> str:
-    """The other side of a TCP connection, as it is shown; empty when it has none."""
+    """The peer's address of a TCP connection, for display; empty if it has none."""
     if _family_of(sock) == socket.AF_UNIX:
         return ""
     try:

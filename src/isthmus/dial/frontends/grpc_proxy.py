@@ -1,9 +1,9 @@
 """The gRPC frontend: /ProxyService/Proxy, konnectivity's protocol, over UDS or TCP with mutual TLS.
 
-A connection carries any number of calls, a call one tunnel: konnectivity's single-use clients make
-one connection each, its reusable ones many calls on one. A call whose metadata name its target
-speaks KEP-1281's own protocol: see PayloadRequest below. Packets are tunnel/proxy_end.py, frames
-tunnel/http2.py; which agent dials is not known here.
+A connection carries any number of calls, a call one tunnel: konnectivity's single-use clients open
+one connection each, its reusable ones many calls on one. A call whose metadata names its target
+uses KEP-1281's own protocol: see PayloadRequest below. Packets are tunnel/proxy_end.py, frames
+tunnel/http2.py; the backend chooses the agent.
 """
 
 from __future__ import annotations
@@ -61,15 +61,15 @@ PATH = b"/ProxyService/Proxy"
 PREFACE_S = 10.0
 MOST_STRANGERS = 4096
 GOODBYE_S = 2.0
-#: How long after a silence that made us ping the answer may take.
+#: The timeout of the answer to a ping after a silence.
 _PONG_S = 20.0
 _SWEEP_S = 10.0
 _QUIET_S = 60.0
 _MOST_CONNECT_ID = 2**28
-#: Longer headers and addresses are read anew each time: no cache keeps them.
+#: Longer headers and addresses are not cached.
 _SHORT_HEADERS_BYTES = 8192
 _SHORT_TARGET_BYTES = 512
-#: Calls within this time are one crowd, and the longest that one makes a target's first bytes wait.
+#: Calls within this time count as one burst; also the longest delay of a target's first bytes.
 _MOMENT_S = 0.25
 _LONGEST_SETTLE_S = 0.5
 _KEEPS_HALF_CLOSE = literal_header(HALF_CLOSE, b"1")
@@ -77,7 +77,7 @@ _log = logging.getLogger("isthmus.frontend")
 
 
 class Said(NamedTuple):
-    """What the headers of a call say."""
+    """The parsed headers of a call."""
 
     refusal: Refusal | None
     names_target: bool
@@ -87,7 +87,7 @@ class Said(NamedTuple):
 
 @short_cache(128, _SHORT_HEADERS_BYTES)
 def _said(headers: Headers) -> Said:
-    """Read the headers of a call; a client that is not traced sends the same again and again."""
+    """Read the headers of a call; cached, because clients without traces repeat them."""
     return Said(
         request_problem(headers),
         names_target(headers),
@@ -112,23 +112,23 @@ class _Call(Generic[E]):
 
     @property
     def requester(self) -> Identity:
-        """Who asks, as the transport proved it."""
+        """The requester, as authenticated by the transport."""
         return self._connection.identity
 
     @property
     def client_address(self) -> str:
-        """Where the client is; empty on a UNIX socket."""
+        """The client's address; empty on a UNIX socket."""
         return peer_address(self._connection.carrier.sock)
 
     def left(self) -> None:
-        """The client gave up: take its dial back."""
+        """The client cancelled: cancel its dial."""
         dial, self._dial, self._end = self._dial, None, None
         if dial is not None:
             self._connection.frontend.backend.abandoned()
             dial.cancel()
 
     def broke_rules(self, what: str) -> None:
-        """Say so once a minute."""
+        """Log the violation, once a minute."""
         self._connection.frontend.complain(what)
 
 
@@ -151,7 +151,7 @@ class ProxyCall(_Call[ProxyEnd]):
         self.target = None
 
     def wants(self, protocol: str, address: str) -> None:
-        """The client asks for a connection."""
+        """The client requests a connection."""
         if protocol not in ("tcp", ""):
             protocol = cut(protocol, MAX_SHOWN_CHARS)
             self._not_served(f"protocol {protocol} is not supported, only tcp", address)
@@ -173,7 +173,7 @@ class ProxyCall(_Call[ProxyEnd]):
         end.refuse(reason)
 
     def established(self) -> BaseEnd | None:
-        """Say DIAL_RSP; give the end that may now be joined."""
+        """Send DIAL_RSP; returns the end to join."""
         end, self._end, self._dial = self._end, None, None
         if end is None or end.ending is not None:
             return None
@@ -181,7 +181,7 @@ class ProxyCall(_Call[ProxyEnd]):
         return end
 
     def dial_failed(self, failure: DialFailure, detail: str) -> None:
-        """Say why not."""
+        """Report the failure."""
         end, self._end, self._dial = self._end, None, None
         if end is not None:
             assert self.target is not None
@@ -190,23 +190,23 @@ class ProxyCall(_Call[ProxyEnd]):
 
     @property
     def settle_s(self) -> float:
-        """Longer if many calls come at once: their client is busy with them."""
+        """Longer during a burst of calls, when the client is busy."""
         crowd = self._connection.frontend.crowd.size
         return min(SETTLE_S * (1.0 + crowd / 16.0), _LONGEST_SETTLE_S)
 
     def settle_later(self, end: ProxyEnd, delay_s: float) -> None:
-        """What the target said has to wait."""
+        """Schedule ``end.settle`` after the delay."""
         self._connection.frontend.loop.call_later(delay_s, end.settle)
 
 
 @short_cache(1024, _SHORT_TARGET_BYTES)
 def _target(address: str) -> HostPort:
-    """Read a target; the same ones are dialed again and again."""
+    """Read a target; cached, because targets repeat."""
     return HostPort.parse(address)
 
 
 class Refused:
-    """The handler of a request that is no gRPC: answered when it has been heard."""
+    """The handler of a request that is not gRPC, answered after its end."""
 
     __slots__ = ("_answer",)
 
@@ -214,26 +214,26 @@ class Refused:
         self._answer = refusal
 
     def got_headers(self, stream: Http2Stream, headers: Headers, end: bool) -> None:
-        """Trailers say nothing."""
+        """Ignore trailers."""
 
     def got_data(self, stream: Http2Stream, view: memoryview) -> None:
-        """Its body says nothing, either."""
+        """Ignore the body."""
 
     def batch_over(self, stream: Http2Stream) -> None:
-        """Let it go on to its end."""
+        """Return the credit, so that the request can end."""
         stream.consumed(stream.unconsumed)
 
     def got_end(self, stream: Http2Stream) -> None:
-        """Answer, in words too: it was perhaps a person with curl."""
+        """Answer, also with a text, for people who try curl."""
         stream.send_headers(tuple(self._answer.to_headers()))
         stream.write(self._answer.message.encode() + b"\n", b"")
         stream.end()
 
     def was_reset(self, stream: Http2Stream, code: int, text: str) -> None:
-        """It left without waiting."""
+        """Do nothing: the client left."""
 
     def can_write(self, stream: Http2Stream) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing is waiting."""
 
 
 class ClientConnection:
@@ -250,7 +250,7 @@ class ClientConnection:
         self.http2: Http2Connection | None = None
 
     def begin(self, limits: Http2Limits) -> None:
-        """Bytes may flow: greet the client."""
+        """Start HTTP/2 with the client."""
         self._handshake.close()
         self.http2 = Http2Connection(
             self.carrier,
@@ -286,7 +286,7 @@ class ClientConnection:
     # The carrier reports.
 
     def secured(self) -> None:
-        """The client has proved who it is."""
+        """The client is authenticated."""
         assert isinstance(self.carrier, TlsCarrier)
         self.identity = peer_identity(self.carrier.tls)
         if self.identity is not ANONYMOUS:
@@ -296,11 +296,11 @@ class ClientConnection:
         self.begin(self.frontend.tcp_limits)
 
     def insecure(self, error: ssl.SSLError) -> None:
-        """It has not."""
+        """The TLS handshake failed."""
         self.frontend.backend.handshake_failed(error)
 
     def violated(self, error: ProtocolError) -> None:
-        """It broke HTTP/2: GOAWAY is written; end the connection when it has gone."""
+        """The client violated HTTP/2: GOAWAY is written; close once it is sent."""
         self.frontend.complain(str(error))
         http2 = self.http2
         if http2 is not None:
@@ -310,7 +310,7 @@ class ClientConnection:
         self.frontend.goodbyes.add(self)
 
     def lost(self, why: str) -> None:
-        """The connection is gone: so are its calls."""
+        """The connection is lost: end its calls."""
         self.carrier.close()
         frontend = self.frontend
         if self not in frontend.connections:
@@ -333,11 +333,11 @@ class ClientConnection:
         """Close at once."""
         if self.http2 is not None:
             self.http2.flush()
-        self.lost("server stops")
+        self.lost("server is stopping")
 
 
 class Crowd:
-    """How many calls came in the last moment, about; one that is older counts less."""
+    """The approximate number of recent calls; older ones count less."""
 
     __slots__ = ("_clock", "_since", "_size")
 
@@ -348,11 +348,11 @@ class Crowd:
 
     @property
     def size(self) -> float:
-        """How many."""
+        """The current number."""
         return self._size * max(0.0, 1.0 - (self._clock() - self._since) / _MOMENT_S)
 
     def came(self) -> None:
-        """One more."""
+        """Count a call."""
         self._size = self.size + 1.0
         self._since = self._clock()
 
@@ -400,7 +400,7 @@ class GrpcFrontend:
 
     @property
     def unsent(self) -> bool:
-        """Something that a target said has not reached its client's kernel."""
+        """Whether data of a target has not reached its client's kernel."""
         return any(
             it.carrier.out_bytes or any(stream.out_bytes for stream in it.http2.streams.values())
             for it in self.connections
@@ -409,11 +409,11 @@ class GrpcFrontend:
 
     @property
     def calls(self) -> int:
-        """How many calls are open."""
+        """The number of open calls."""
         return sum(len(it.http2.streams) for it in self.connections if it.http2 is not None)
 
     def accept(self, sock: socket.socket) -> None:
-        """Take a connection from a UNIX socket."""
+        """Accept a connection from a UNIX socket."""
         identity = uds_identity(sock)
         connection = ClientConnection(self, identity)
         connection.identity = identity
@@ -421,12 +421,12 @@ class GrpcFrontend:
         self.connections.add(connection)
         connection.begin(self._limits)
         self.strangers.add(connection)
-        # The preface is mostly there by now: read before the batch is over, so that our settings
-        # and the answer to theirs leave in one write.
+        # The preface has usually arrived: read before the batch ends, so that our settings
+        # and the answer to theirs are sent in one write.
         connection.carrier.read_again()
 
     def accept_tls(self, sock: socket.socket) -> None:
-        """Take a connection from a TCP port."""
+        """Accept a connection from a TCP port."""
         assert self._context is not None
         source = source_of(sock)
         full = stranger_refusal(source, self._unproven, self._allowance, self.budget)
@@ -446,13 +446,13 @@ class GrpcFrontend:
         self._unproven.add(connection, source)
 
     def known(self, connection: ClientConnection, *, proved: bool = False) -> None:
-        """A client of a TCP port has shown who it is, or is gone."""
+        """A client of a TCP port has authenticated, or is gone."""
         source = self._unproven.remove(connection)
         if proved:
             self._allowance.give_back(source, STRANGER_S)
 
     def drain(self) -> None:
-        """Take no new calls; what is open goes on."""
+        """Accept no new calls; open ones continue."""
         self.draining = True
         for connection in list(self.connections):
             if connection.http2 is not None:
@@ -467,11 +467,11 @@ class GrpcFrontend:
             connection.leave()
 
     def next_connect_id(self) -> int:
-        """Name a connection, for logs; a client knows only its own."""
+        """The next connect id, for logs; a client knows only its own."""
         return next(self._connect_ids) % _MOST_CONNECT_ID or next(self._connect_ids)
 
     def complain(self, what: str) -> None:
-        """Log what a client did wrong, each kind once a minute."""
+        """Log a client's protocol violation, each kind once a minute."""
         self._once.log(
             ("grpc client", what[:40]), _QUIET_S, _log, logging.WARNING,
             "a client broke the protocol", reason=what,
@@ -485,7 +485,7 @@ class GrpcFrontend:
 
 
 def no_place(sock: socket.socket, why: AdmissionRefusal) -> None:
-    """Tell a client of a UNIX socket that it is one too many; see net.gate.Refuse."""
+    """Refuse a client of a UNIX socket; see connection_gate.Refuse."""
     text = f"too many connections: {why.value}"
     sock.send(settings() + goaway(0, ErrorCode.ENHANCE_YOUR_CALM, text))
 
@@ -506,7 +506,7 @@ class PayloadRequest(_Call[PayloadEnd]):
         self.target = None
 
     def dial(self, headers: Headers) -> None:
-        """Dial the target that the metadata name."""
+        """Dial the target in the metadata."""
         frontend = self._connection.frontend
         try:
             self.target = target_in(headers)
@@ -517,13 +517,13 @@ class PayloadRequest(_Call[PayloadEnd]):
             frontend.backend.refused(400, self, str(exc))
             end.refuse(Status.INVALID_ARGUMENT, str(exc))
             return
-        assert self.target is not None  # else it is a call of the other kind
+        assert self.target is not None  # otherwise it is a call of the other protocol
         dial = frontend.backend.dial(self, self.target)
         if self._end is not None:
             self._dial = dial
 
     def established(self) -> BaseEnd | None:
-        """Say the response's headers; give the end that may now be joined."""
+        """Send the response headers; returns the end to join."""
         end, self._end, self._dial = self._end, None, None
         if end is None or end.ending is not None:
             return None
@@ -531,7 +531,7 @@ class PayloadRequest(_Call[PayloadEnd]):
         return end
 
     def dial_failed(self, failure: DialFailure, detail: str) -> None:
-        """Say why not."""
+        """Report the failure."""
         end, self._end, self._dial = self._end, None, None
         if end is not None:
             assert self.target is not None
@@ -541,7 +541,7 @@ class PayloadRequest(_Call[PayloadEnd]):
 def serve_payload(
     connection: ClientConnection, stream: Http2Stream, headers: Headers
 ) -> PayloadEnd:
-    """Take a call: its end, which is the handler of its stream."""
+    """Start serving a call; returns its end, the handler of its stream."""
     end = PayloadEnd(stream, half_closes=bool(header(headers, HALF_CLOSE)))
     request = PayloadRequest(connection, end, headers)
     end.client = request

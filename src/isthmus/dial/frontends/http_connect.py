@@ -1,7 +1,7 @@
-"""The HTTP CONNECT frontend: reads the head, asks for a dial, answers, joins.
+"""The HTTP CONNECT frontend: reads the head, requests a dial, answers, joins.
 
-Over UDS or over TCP with mutual TLS. A connection carries one tunnel. The bytes of the head are
-wire/http_connect.py's; which agent dials is not known here.
+Over UDS or over TCP with mutual TLS. A connection carries one tunnel. wire/http_connect.py
+parses the head; the backend chooses the agent.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from isthmus.wire.http_connect import (
 )
 
 #: From the first byte (or the handshake) to the whole head. A client that needs longer is broken
-#: or means harm; kube-apiserver writes its head in one piece.
+#: or malicious; kube-apiserver writes its head in one piece.
 HEAD_S = 10.0
 MOST_HEADS = 4096
 #: How long a refused client may take to read its answer.
@@ -61,7 +61,7 @@ _log = logging.getLogger("isthmus.frontend")
 
 
 class ConnectClient(Early):
-    """One client until its tunnel stands: the early peer of its end."""
+    """One client until its tunnel is established: the early peer of its end."""
 
     __slots__ = (
         "_dial",
@@ -82,21 +82,21 @@ class ConnectClient(Early):
     def __init__(self, frontend: ConnectFrontend) -> None:
         super().__init__()
         self._frontend = frontend
-        self._head: HeadReader | None = None  # of one that comes in pieces
+        self._head: HeadReader | None = None  # for a head that arrives in pieces
         self._head_done = False
         self._half_closes = False
         self._dial: Dial | None = None
-        #: For a handshake, a head that is not whole, or what comes before the dial's answer.
+        #: For a handshake, an incomplete head, or data before the dial's answer.
         self.deposit: Deposit | None = None
         self.end: SocketEnd | TlsEnd | None = None
         self.target: HostPort | None = None
         self.asking: RequestMetadata = NOTHING
-        self.connection_id = ""  # until it has said what it wants
+        self.connection_id = ""  # empty until the head is complete
         self.accepted_at = time.monotonic()
 
     @property
     def requester(self) -> Identity:
-        """Who asks, as the transport proved it."""
+        """The requester, as authenticated by the transport."""
         end = self.end
         if isinstance(end, TlsEnd):
             return peer_identity(end.tls)
@@ -104,16 +104,16 @@ class ConnectClient(Early):
 
     @property
     def client_address(self) -> str:
-        """Where the client is; empty on a UNIX socket."""
+        """The client's address; empty on a UNIX socket."""
         return peer_address(self.end.sock) if self.end is not None else ""
 
     @property
     def waits_for_head(self) -> bool:
-        """It has not said yet what it wants."""
+        """Whether its head is incomplete."""
         return not self._head_done and self.end is not None
 
     def write(self, data: bytes) -> bool:
-        """Take bytes of the head; what follows it is kept for the tunnel."""
+        """Take bytes of the head; bytes after it are kept for the tunnel."""
         self.buffer += data
         if not self._head_done:
             try:
@@ -146,29 +146,29 @@ class ConnectClient(Early):
         return len(self.buffer) < self.limit
 
     def keep(self, peer: Identity | str, size: int) -> None:
-        """Charge what is kept of it, or soon will be."""
+        """Charge the client's kept bytes."""
         account = self._frontend.budget.account(peer)
         self.deposit = Deposit(account, size)
         account.close()
 
     def kept(self) -> None:
-        """It is not any more."""
+        """Release the charge."""
         if self.deposit is not None:
             self.deposit.close()
             self.deposit = None
 
     def write_eof(self) -> None:
-        """Before the head is whole nobody is there to serve; after it, it is a half-close."""
+        """An end of file before the whole head means that the client left; later, a half-close."""
         super().write_eof()
         if not self._head_done:
             self._close()
         elif self.end is not None and self.end.hung_up:
-            # Not a half-close but a client that left, as far as a UNIX socket can say it.
+            # On a UNIX socket this is a client that left, not a half-close.
             self.end.abort(Ending.CANCELLED)
             self.abort(Ending.CANCELLED)
 
     def abort(self, reason: Ending) -> None:
-        """The client is gone: take its dial back."""
+        """The client is gone: cancel its dial."""
         super().abort(reason)
         self._frontend.heard(self)
         self.kept()
@@ -179,7 +179,7 @@ class ConnectClient(Early):
         self.end = None
 
     def established(self) -> BaseEnd | None:
-        """Say 200; give the end that may now be joined, or None if the client is gone."""
+        """Answer 200; returns the end to join, or None if the client is gone."""
         if self.deposit is not None:
             self.kept()
         end, self.end, self._dial = self.end, None, None
@@ -190,7 +190,7 @@ class ConnectClient(Early):
         return end
 
     def dial_failed(self, failure: DialFailure, detail: str) -> None:
-        """Say why not."""
+        """Report the failure."""
         self._dial = None
         assert self.target is not None
         compat = self._frontend.compat
@@ -199,12 +199,12 @@ class ConnectClient(Early):
         self._goodbye(reply(status, explain(failure, self.target, detail), headers=named))
 
     def too_slow(self) -> None:
-        """The head did not come in time."""
+        """The head did not arrive in time."""
         self._frontend.backend.refused(408)
         self._goodbye(reply(408, "the request head did not arrive in time"))
 
     def leave(self, why: Ending = Ending.DRAINED) -> None:
-        """The server stops, say: reset a client that did not say yet what it wants."""
+        """Reset a client without a complete head, for example when the server stops."""
         self.kept()
         if self.end is not None:
             self.end.abort(why)
@@ -262,14 +262,14 @@ class ConnectFrontend:
         self.goodbyes: Deadlines[SocketEnd | TlsEnd] = Deadlines(loop, GOODBYE_S, _leave)
 
     def accept(self, sock: socket.socket) -> None:
-        """Take a connection from a UNIX socket."""
+        """Accept a connection from a UNIX socket."""
         client = ConnectClient(self)
-        # The head is mostly there by now. Reading it before the poller watches the socket saves
-        # a turn of the loop, and the edge of bytes that were read already.
+        # The head has usually arrived. Reading it before the poller watches the socket saves
+        # an iteration of the loop, and the edge of bytes already read.
         try:
             head = sock.recv(READ_BYTES)
         except OSError:
-            head = b""  # nothing yet, or broken: the poller tells which
+            head = b""  # no data yet, or an error: the poller reports which
         client.end = SocketEnd(sock, self._poller, client)
         if head:
             if len(head) == READ_BYTES:
@@ -280,7 +280,7 @@ class ConnectFrontend:
             self.heads.add(client)
 
     def accept_tls(self, sock: socket.socket) -> None:
-        """Take a connection from a TCP port."""
+        """Accept a connection from a TCP port."""
         assert self._context is not None
         source = source_of(sock)
         full = stranger_refusal(source, self.strangers, self._allowance, self.budget)
@@ -302,7 +302,7 @@ class ConnectFrontend:
         client.end.on_handshake_failed = self.backend.handshake_failed
 
     def heard(self, client: ConnectClient, *, proved: bool = False) -> None:
-        """A client has said what it wants, and shown who it is, or is gone."""
+        """A client has sent its head, or authenticated, or is gone."""
         self.heads.remove(client)
         source = self.strangers.remove(client)
         if proved and source:
@@ -331,9 +331,9 @@ class FrontendTls(TlsEnd):
 
 
 def no_place(sock: socket.socket, why: AdmissionRefusal) -> None:
-    """Tell a client that it is one too many; see net.gate.Refuse."""
+    """Refuse a client; see connection_gate.Refuse."""
     with contextlib.suppress(BlockingIOError):
-        # What it has said and nobody has read would make a reset of the close that follows.
+        # Unread data would turn the following close into a reset.
         sock.recv(READ_BYTES, socket.MSG_DONTWAIT)
     sock.send(reply(503, f"too many connections: {why.value}"))
 

@@ -1,6 +1,6 @@
-"""The HTTP status and the sentence for every way a dial can fail.
+"""The HTTP status and the message for every dial failure.
 
-Two tables, ours and Go konnectivity's; the docs' table of differences says why they differ.
+There are two tables, ours and Go konnectivity's; docs/differences.md says why they differ.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ HTTP_STATUS: dict[DialFailure, int] = {
     DialFailure.INTERNAL: 502,
 }
 
-# What konnectivity's server answers: 502 unless the error's text speaks of a timeout (504) or of
+# What konnectivity's server answers: 502 unless the error's text mentions a timeout (504) or
 # too many open files (503), and a hand-written 500 when no agent is connected. It has no policy;
-# a refusal by one would reach its client as any other dial error.
+# a denial would reach its client like any other dial error.
 KONNECTIVITY_HTTP_STATUS: dict[DialFailure, int] = {
     DialFailure.REFUSED: 502,
     DialFailure.TIMED_OUT: 504,
@@ -43,9 +43,9 @@ def status_for(failure: DialFailure, *, compat: str = "") -> int:
 
 
 def explain(failure: DialFailure, target: HostPort, detail: str = "") -> str:
-    """One sentence that names the destination and the reason, as a DialError says it.
+    """A message with the destination and the reason, as in a DialError.
 
-    The detail may come from a peer: escape it where it is written (``http_connect.reply`` does).
+    The detail may come from a peer: escape it when writing it (``http_connect.reply`` does).
     """
     return str(DialError(failure, target, detail))
 
@@ -53,7 +53,7 @@ def explain(failure: DialFailure, target: HostPort, detail: str = "") -> str:
 def explain_to_konnectivity(
     failure: DialFailure, target: HostPort, detail: str, *, compat: str
 ) -> str:
-    """The error of a DIAL_RSP: the same sentence, or with ``--compat`` what Go's server says."""
+    """The error of a DIAL_RSP: the same message, or with ``--compat`` that of Go's server."""
     if compat == "konnectivity" and failure is DialFailure.NO_AGENT:
         return "No agent available"
     return explain(failure, target, detail)

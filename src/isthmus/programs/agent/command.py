@@ -1,6 +1,6 @@
-"""``isthmus agent``: flags in, a running agent out; and the part that needs privilege, on its own.
+"""``isthmus agent``, and ``setup-interface``, the part of it that needs privilege.
 
-What setup-interface does is net/host_address.py, imported when it runs.
+setup-interface is implemented in net/host_address.py, imported when it runs.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def setup_interface(
 ) -> int:
     """Put the agent's address on its interface, as root
 
-    Does what an agent with --bind-address does at its start and needs CAP_NET_ADMIN for: the
-    interface, the address, and the rule that keeps other machines from it. It stays when the agent
+    Does the part of an agent's startup with --bind-address that needs CAP_NET_ADMIN: creates the
+    interface, the address, and the rule that keeps other machines from it. They stay when the agent
     ends, and the agent needs no capability. For an init container or a unit's ExecStartPre; safe to
     repeat.
 
@@ -78,7 +78,7 @@ def setup_interface(
     for address in settings.bound_addresses:
         if remove:
             removed = undo_set_up(address, interface=bind_interface)
-            click.echo(f"{address} removed" if removed else f"{address} was not there")
+            click.echo(f"{address} removed" if removed else f"{address} was not configured")
             continue
         where, said = set_up(address, interface=bind_interface, uplinks=settings.uplink_interface)
         for sentence in said:

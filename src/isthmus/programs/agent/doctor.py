@@ -1,4 +1,4 @@
-"""What an agent's settings name, for the doctor: its certificate, servers, and nodes' address."""
+"""What the doctor checks of an agent's settings: certificate, servers, and node address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from isthmus.values import HostPort
 
 
 class AgentLayout(SettingsLayout[AgentSettings]):
-    """An agent's."""
+    """The layout of an agent."""
 
     @property
     def _files(self) -> TlsFiles:

@@ -1,4 +1,4 @@
-"""Making one link of an agent: where servers are, and to whoever is there or to one by its id."""
+"""Makes one link of an agent: finds servers' addresses, and links any server or one by its id."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from isthmus.values import HostPort, ServerId
 from isthmus.wire.alpn import alpn_asking_for
 
 _QUIET_S = 30.0
-#: The family of an address that is a name, which a proxy looks up.
+#: The family of an address that is a name, which a proxy resolves.
 _BY_NAME = int(socket.AF_UNSPEC)
 _log = logging.getLogger("isthmus.agent")
 
@@ -39,7 +39,7 @@ ServerAddress = tuple[Address, str]
 
 
 class ServerAddresses:
-    """Finds every address of every name that an agent was given, again and again."""
+    """Resolves the names of an agent's servers repeatedly."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ServerAddresses:
         once: OncePer,
         server_name: str = "",
     ) -> None:
-        """``server_name`` is what every server's certificate must carry; empty means the host."""
+        """``server_name`` must be in every server's certificate; empty means the host."""
         self._terms = terms
         self._resolver = resolver
         self._hosts = tuple(hosts)
@@ -63,7 +63,7 @@ class ServerAddresses:
         self._known: dict[str, list[ServerAddress]] = {}
 
     async def find(self) -> list[ServerAddress]:
-        """Every address of every host; of those that do not resolve now, what was known before."""
+        """Every address of every host; for hosts that do not resolve now, the last known ones."""
         for host in self._hosts:
             try:
                 self._known[host] = await self._find_one(host)
@@ -74,7 +74,7 @@ class ServerAddresses:
         return list(dict.fromkeys(it for found in self._known.values() for it in found))
 
     def _unresolved(self, host: str, reason: str) -> None:
-        _say(self._once, "server name does not resolve", about=host, reason=reason)
+        _say(self._once, "cannot resolve server name", about=host, reason=reason)
 
     async def _find_one(self, host: str) -> list[ServerAddress]:
         targets = await srv_targets(host) if is_srv_name(host) else [HostPort(host, self._port)]
@@ -82,7 +82,7 @@ class ServerAddresses:
         for target in targets:
             name = self._server_name or target.host
             if self._proxies.proxy_for(target.host, target.port) is not None:
-                # The proxy looks the name up: we perhaps cannot, and need not.
+                # The proxy resolves the name; this machine may be unable to.
                 addresses.append(((_BY_NAME, (target.host, target.port)), name))
             else:
                 found = await self._resolver.addresses(target)
@@ -90,18 +90,18 @@ class ServerAddresses:
         return addresses
 
     def through(self, address: ServerAddress) -> Callable[[], Awaitable[socket.socket]] | None:
-        """The way to an address that is behind a proxy; None if none is."""
+        """How to connect to an address through a proxy; None without a proxy."""
         family, (host, port, *_) = address[0]
         if family != _BY_NAME:
             return None
         target = HostPort(host, port)
         proxy = self._proxies.proxy_for(target.host, target.port)
-        assert proxy is not None  # or it would have been resolved
+        assert proxy is not None  # otherwise the name would have been resolved
         return partial(connect_through, self._terms.poller, self._resolver, proxy, target)
 
 
 class Linking:
-    """Makes links that are all alike, and says now and then why one could not be made."""
+    """Makes links with common parameters, and logs failures at a limited rate."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class Linking:
         once: OncePer,
         alpn: Sequence[str] = (),
     ) -> None:
-        """``alpn`` is what the context offers; without it no server is asked for by its id."""
+        """``alpn`` is the context's offer; without it no server can be requested by id."""
         self.loop: asyncio.AbstractEventLoop = terms.loop
         self._terms = terms
         self._context = context
@@ -126,7 +126,7 @@ class Linking:
 
     @property
     def can_ask(self) -> bool:
-        """A server can be asked for by its id."""
+        """Whether a server can be requested by id."""
         return self._terms.only != "grpc" and bool(self._alpn)
 
     async def link(
@@ -138,7 +138,7 @@ class Linking:
         claim: Callable[[ServerLink], bool],
         on_membership: Callable[[], None],
     ) -> ServerLink | None:
-        """Link the server that is asked for, or any; None if that failed."""
+        """Link the requested server, or any; None on failure."""
         alpn = self._alpn if asked is None else (alpn_asking_for(asked), *self._alpn)
         hooks = ServerHooks(on_dial=self._on_dial, claim=claim, on_membership=on_membership)
         try:
@@ -153,7 +153,7 @@ class Linking:
         except LinkError as exc:
             self.metrics.link_failed(exc.stage)
             reason = str(exc)
-        except Exception as exc:  # whatever it is, the other links go on and this one is retried
+        except Exception as exc:  # whatever it is, the other links continue and this one is retried
             reason = repr(exc)
         _say(
             self._once, "cannot link to the server", about=_shown(address[0], asked), reason=reason

@@ -1,7 +1,7 @@
-"""The metrics of an agent: what is counted, and under which name it is seen.
+"""The metrics of an agent and their names.
 
-Names that start with ``konnectivity_network_proxy_`` mean what they mean in konnectivity. What
-every program counts is frame/observe/program.py.
+Names that start with ``konnectivity_network_proxy_`` mean what they mean in konnectivity.
+frame/observe/program.py has the metrics common to all programs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ AGENT_DIAL_BUCKETS_S = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
 
 
 class AgentMetrics(ProgramMetrics):
-    """Everything an agent counts."""
+    """The metrics of an agent."""
 
     program = "agent"
 

@@ -1,8 +1,8 @@
-"""The connections from an agent's node to the control plane, and the choice of their servers.
+"""Connections from an agent's node to the control plane, and the choice of their servers.
 
-One is accepted at a local port whose destination is fixed (KEP-2025; node_traffic.py). A server
-is chosen, asked to dial, and joined; when it is lost, does not answer, or cannot reach the
-destination, another one is asked. Nothing hangs, and nothing ends in a clean FIN that means
+A connection is accepted at a local port with a fixed destination (KEP-2025; node_traffic.py). A
+server is chosen, asked to dial, and joined; if it is lost, does not answer, or cannot reach the
+destination, another one is asked. No connection hangs, and none ends in a clean FIN after a
 failure: a connection that cannot be served is reset.
 """
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 MOST_WAITING = 1024
 MOST_CONNECTIONS = 16_384
-#: How long a server that answers nothing is left alone while another can be asked.
+#: How long a server that does not answer is avoided while another can be asked.
 SILENT_S = 60.0
-#: The same for one that knows how to answer: it may be frozen, and then has the least to do of all.
+#: The same for a server that supports answers: it may hang, and then has the least load of all.
 LATE_S = 30.0
 _QUIET_S = 60.0
 _SAY_AGAIN_S = 3600.0
@@ -58,7 +58,7 @@ _log = logging.getLogger("isthmus.agent")
 
 
 class Carries(Enum):
-    """Whether a server carries node traffic, as far as it said."""
+    """Whether a server carries node traffic, as announced."""
 
     YES = "yes"
     NO = "no"
@@ -66,14 +66,14 @@ class Carries(Enum):
 
 
 def carries(link: ServerLink) -> Carries:
-    """Ask what the server said of its gates; konnectivity's own says nothing."""
+    """Whether the server announced the gate; konnectivity's own announces nothing."""
     if link.features is None:
         return Carries.UNKNOWN
     return Carries.YES if CLUSTER_TO_MASTER in link.features else Carries.NO
 
 
 class NodeConnections:
-    """Every connection from the node, and the choice of the servers that are asked."""
+    """All connections from the node, and the choice of servers."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class NodeConnections:
         tunnels: TunnelTable,
     ) -> None:
         loop, settings = ground.loop, ground.settings
-        # To find a server, and for the answer of each. All of it has as long as the longer of the
+        # To find a server, and for the answer of each. The total limit is the longer of the
         # two, however many servers are asked.
         wait_s, dial_timeout_s = settings.node_traffic.target_wait_s, settings.dial_timeout_s
         self._ground = ground
@@ -93,8 +93,8 @@ class NodeConnections:
         self._tunnels = tunnels
         self._once = ground.once
         self.agent_id = AgentId(ground.id)
-        self._silent: dict[int, float] = {}  # link ids, and when they were left alone
-        self._late: dict[int, float] = {}  # the same of servers that know how to answer
+        self._silent: dict[int, float] = {}  # link ids, and since when they are avoided
+        self._late: dict[int, float] = {}  # the same for servers that support answers
         self._ids = itertools.count(1)
         self._pending: set[NodeConnection] = set()
         self._failures: deque[NodeFailureView] = deque(maxlen=_MOST_FAILURES)
@@ -108,7 +108,7 @@ class NodeConnections:
         self.attempts: Deadlines[NodeConnection] = Deadlines(
             loop, dial_timeout_s, NodeConnection.unanswered
         )
-        # Each takes a descriptor: half of them are for links, ports and the control plane's dials.
+        # Each takes a descriptor: half remain for links, ports and the control plane's dials.
         self.most = min(MOST_CONNECTIONS, max(2, descriptors() // 2))
         self.metrics = ground.metrics.node
         self.dial_timeout_s = dial_timeout_s
@@ -116,13 +116,13 @@ class NodeConnections:
 
     @property
     def waiting(self) -> int:
-        """How many have no tunnel yet."""
+        """The number without a tunnel yet."""
         return len(self._pending)
 
     # Their life.
 
     def accept(self, destination: HostPort, sock: socket.socket) -> None:
-        """Take a connection that was accepted for a destination."""
+        """Handle a connection accepted for a destination."""
         if self.waiting >= MOST_WAITING or self.waiting + self.open >= self.most:
             self.refuse(destination, sock, NodeResult.TOO_MANY)
             return
@@ -142,13 +142,13 @@ class NodeConnections:
         connection.attempt()
 
     def refuse(self, destination: HostPort, sock: socket.socket, result: NodeResult) -> None:
-        """Reset a connection that is not even begun with."""
+        """Reset a connection without processing it."""
         connection = NodeConnection(self, destination, _requester(sock))
         SocketEnd(sock, self._poller).abort(Ending.CANCELLED)
         self.failed(connection, result, result.value)
 
     def links_changed(self) -> None:
-        """Let those that wait for a server look again."""
+        """Let waiting connections try again."""
         present = {link.id for link in self._links()}
         self._silent = {each: at for each, at in self._silent.items() if each in present}
         self._late = {each: at for each, at in self._late.items() if each in present}
@@ -156,7 +156,7 @@ class NodeConnections:
             connection.attempt()
 
     def forget(self, connection: NodeConnection) -> None:
-        """It waits no more, for whatever reason."""
+        """Remove a connection that no longer waits."""
         self._waits.remove(connection)
         self._ends.remove(connection)
         self.attempts.remove(connection)
@@ -165,7 +165,7 @@ class NodeConnections:
     def joined(
         self, connection: NodeConnection, end: SocketEnd, stream: BaseEnd, link: ServerLink
     ) -> None:
-        """The destination is reached: join."""
+        """The destination was reached: join."""
         took_s = time.monotonic() - connection.accepted_at
         self.metrics.joined(took_s, connection.request.connection_id)
         self._denials.other()
@@ -182,7 +182,7 @@ class NodeConnections:
         self.open -= 1
 
     def failed(self, connection: NodeConnection, result: NodeResult, reason: str) -> None:
-        """A client was reset: count it, and say why, not too often."""
+        """Count a reset client, and log the reason at a limited rate."""
         request = connection.request
         self.metrics.ended(result)
         if result is NodeResult.DENIED:
@@ -195,7 +195,7 @@ class NodeConnections:
                 destination=str(request.target),
                 result=result.name.lower(),
                 reason=reason,
-                age_s=time.monotonic(),  # becomes an age when it is shown
+                age_s=time.monotonic(),  # converted to an age for display
                 connection_id=request.connection_id,
             )
         )
@@ -206,27 +206,27 @@ class NodeConnections:
         )  # fmt: skip
 
     def denied(self) -> str:
-        """Say that every recent connection was denied; empty when that is not so."""
+        """A message if every recent connection was denied; otherwise empty."""
         return self._denials.trouble(now=time.monotonic())
 
     def failures(self) -> tuple[NodeFailureView, ...]:
-        """Those that were reset last, newest first."""
+        """The last failures, newest first."""
         now = time.monotonic()
         return tuple(replace(each, age_s=now - each.age_s) for each in self._failures)
 
     def time_for(self, connection: NodeConnection) -> float:
-        """How long a server that is asked now has, in seconds; at least a little."""
+        """The time limit of a server asked now, in seconds; always positive."""
         left_s = connection.accepted_at + self._most_s - time.monotonic()
         return max(0.001, min(self.dial_timeout_s, left_s))
 
     def next_id(self) -> DialId:
-        """Number a dial."""
+        """The next dial id."""
         return DialId(next(self._ids))
 
     # The servers.
 
     def choose(self, tried: Iterable[ServerLink]) -> ServerLink | None:
-        """The least loaded link that may carry it; silent, stuck and unsure ones come last."""
+        """The least loaded link that may carry it; silent, stuck and unknown ones come last."""
         able = [
             link
             for link in self._links()
@@ -245,30 +245,30 @@ class NodeConnections:
 
     @property
     def is_full(self) -> bool:
-        """There is a server, and its link carries all that it can."""
+        """Whether there is a server, but its link is at its limit."""
         return any(link.full for link in self._links() if carries(link) is not Carries.NO)
 
     def is_silent(self, link: ServerLink) -> bool:
-        """It did not answer when it was last asked."""
+        """Whether it did not answer the last request."""
         return link.id in self._silent
 
     def silent(self, link: ServerLink) -> None:
-        """A server did not answer in time: others first, for a while."""
+        """A server did not answer in time: prefer others for a while."""
         self.metrics.unanswered += 1
         if carries(link) is not Carries.UNKNOWN:
             self._late[link.id] = self._loop.time()
-            return  # one of ours, which knows how to answer: no reason to think more
+            return  # an Isthmus server, which supports answers: nothing else to conclude
         self._silent[link.id] = self._loop.time()
         self._once.log(
             ("silent", link.server_id), _SAY_AGAIN_S, _log, logging.WARNING,
             "the server did not answer a connection from the node: konnectivity's own server"
-            " carries none, only a server of Isthmus with the feature gate"
+            " does not carry node traffic, only an Isthmus server with the feature gate"
             f" {CLUSTER_TO_MASTER} does",
             server_id=link.server_id, address=link.peer_address, within_s=self.dial_timeout_s,
         )  # fmt: skip
 
     def is_overdue(self, asked_at: float) -> bool:
-        """A server that was asked then had the time that each of them has."""
+        """Whether a server asked then has used up its time."""
         return time.monotonic() - asked_at >= self.dial_timeout_s
 
     def heard(self, link: ServerLink) -> None:
@@ -279,7 +279,7 @@ class NodeConnections:
     # The end.
 
     def leave(self) -> None:
-        """The agent drains: nobody waits for a server any more, as no new link is made."""
+        """The agent drains: stop waiting for servers, because no new links are made."""
         self._leaving = True
         for connection in [each for each in self._pending if not each.asks]:
             connection.reset(NodeResult.DRAINED, NodeResult.DRAINED.value, Ending.DRAINED)
@@ -287,7 +287,7 @@ class NodeConnections:
             connection.patient = False
 
     def close(self) -> None:
-        """Reset whatever has no tunnel yet."""
+        """Reset all connections without a tunnel."""
         for connection in list(self._pending):
             connection.reset(NodeResult.DRAINED, NodeResult.DRAINED.value, Ending.DRAINED)
         self._waits.take_all()
@@ -297,7 +297,7 @@ class NodeConnections:
 
 
 def _requester(sock: socket.socket) -> Identity:
-    """Who connects, as far as an address tells; nothing proves it."""
+    """The client by its address, which is not authenticated."""
     return Identity(peer_address(sock) or "unknown", kind="address")
 
 
@@ -306,11 +306,11 @@ WITHIN_S = 120.0
 
 
 class Denials:
-    """Whether everything that a node dials is denied: then some settings are wrong.
+    """Detects that everything a node dials is denied, which means a misconfiguration.
 
-    One denial says little: somebody may have asked for what nobody should reach. Five dials in a
-    row that were all denied, within two minutes, say that the node is cut off; one that was not
-    denied, or two minutes without any, take it back.
+    One denial says little: a client may have requested a forbidden destination. Five dials in a
+    row, all denied within two minutes, mean that the node is cut off; one that was not
+    denied, or two minutes without any, clear this.
     """
 
     def __init__(self, *, in_a_row: int = IN_A_ROW, within_s: float = WITHIN_S) -> None:
@@ -318,28 +318,28 @@ class Denials:
         self._denied: deque[tuple[float, str]] = deque(maxlen=in_a_row)
 
     def denied(self, destination: str, *, now: float) -> None:
-        """A server does not permit this destination."""
+        """A server denied this destination."""
         self._denied.append((now, destination))
 
     def other(self) -> None:
-        """Another dial was not denied, whatever became of it."""
+        """A dial was not denied, whatever its result."""
         self._denied.clear()
 
     def trouble(self, *, now: float) -> str:
-        """Say that every recent dial was denied; empty when that is not so."""
+        """A message if every recent dial was denied; otherwise empty."""
         row = self._denied
         if len(row) < (row.maxlen or 0) or now - row[0][0] > self._within_s:
             return ""
         names = ", ".join(dict.fromkeys(destination for _, destination in row))
         return (
-            f"the server denied the last {len(row)} connections of the node, to {names}: see"
+            f"the server denied the last {len(row)} connections of the node, to {names}: check"
             " --allowed-destination and the feature gate at the server"
         )
 
 
-#: How such tunnels are called where frontends are named.
+#: The frontend name of such tunnels.
 FRONTEND = "node"
-#: A client that leaves sooner wanted nothing, as a probe; one that leaves later was failed.
+#: A client that leaves sooner was a probe; one that leaves later counts as failed.
 GIVES_UP_S = 1.0
 
 
@@ -366,9 +366,9 @@ class NodeConnection(Early):
         self._table = table
         self.request = DialRequest(destination, requester, FRONTEND, new_connection_id())
         self.accepted_at = time.monotonic()
-        self.end: SocketEnd | None = None  # None as well once it is settled
-        self.failure: tuple[DialFailure, str] | None = None  # the last that a server answered
-        self.patient = True  # it may still wait for a server to come
+        self.end: SocketEnd | None = None  # None once it is settled
+        self.failure: tuple[DialFailure, str] | None = None  # the last answer of a server
+        self.patient = True  # it may still wait for a server to connect
         self.trace: DialTrace | None = None
         self._tried: list[ServerLink] = []
         self._link: ServerLink | None = None
@@ -382,13 +382,13 @@ class NodeConnection(Early):
 
     @property
     def asks(self) -> bool:
-        """A server is being asked."""
+        """Whether a server is being asked."""
         return self._stream is not None
 
-    # Asking.
+    # Requests to servers.
 
     def attempt(self) -> None:
-        """Ask the best server that was not asked yet; without one, wait or give up."""
+        """Ask the best server not asked yet; without one, wait or give up."""
         table = self._table
         while (link := table.choose(self._tried)) is not None:
             self._tried.append(link)
@@ -418,9 +418,9 @@ class NodeConnection(Early):
         return request if trace is None else request._replace(asking=trace.ask(request.asking))
 
     def _told(self, number: int, result: DialResult | None) -> None:
-        """Take the answer to one attempt; None: its link was lost, so nothing was done."""
+        """Handle the answer to one attempt; None: its link was lost, so nothing was done."""
         if number != self._number or self.end is None:
-            return  # of an attempt that was given up
+            return  # of an abandoned attempt
         self._number += 1
         self._table.attempts.remove(self)
         stream, self._stream = self._stream, None
@@ -436,7 +436,7 @@ class NodeConnection(Early):
         self._table.heard(link)
         failure = failure_of(result)
         if failure is None:
-            if isinstance(stream, Stream):  # konnectivity's packets say no class
+            if isinstance(stream, Stream):  # konnectivity's packets carry no class
                 stream.traffic = class_of(result.traffic_class)
             self._joined(stream, link, result.address)
             return
@@ -450,7 +450,7 @@ class NodeConnection(Early):
             self.attempt()
 
     def unanswered(self) -> None:
-        """The server that is asked says nothing: ask another."""
+        """The server did not answer: ask another."""
         link = self._link
         self._drop_stream(Ending.TIMED_OUT)
         self._in_vain("timed_out")
@@ -464,7 +464,7 @@ class NodeConnection(Early):
 
     def _joined(self, stream: BaseEnd, link: ServerLink, address: str) -> None:
         end = self._settle()
-        assert end is not None  # or nobody would have been told
+        assert end is not None  # otherwise the request would have been cancelled
         if self.trace is not None:
             self.trace.reached(self._table.agent_id, address)
         self._table.joined(self, end, stream, link)
@@ -472,7 +472,7 @@ class NodeConnection(Early):
     # Giving up.
 
     def abort(self, reason: Ending) -> None:
-        """The client is gone: take its dial back."""
+        """The client is gone: cancel its dial."""
         super().abort(reason)
         if self.end is not None:
             self._settle()
@@ -485,22 +485,22 @@ class NodeConnection(Early):
             )
 
     def waited_enough(self) -> None:
-        """No server came in time; one that is being asked may still answer."""
+        """No server connected in time; a pending request may still be answered."""
         self.patient = False
         if not self.asks:
             self.give_up_waiting()
 
     def expire(self) -> None:
-        """The time for all of it is over, whoever is being asked."""
+        """The total time is over."""
         if self._link is not None and self._table.is_overdue(self._asked_at):
-            self._table.silent(self._link)  # as when its own time had ended a moment before
+            self._table.silent(self._link)  # as if its own time had ended just before
         if self.failure is not None:
             self.give_up(*self.failure)
         else:
             self.give_up_waiting()
 
     def give_up_waiting(self) -> None:
-        """Say what it waited for in vain, and reset it."""
+        """Reset it with the reason why no server was found."""
         if self._tried:
             self.reset(NodeResult.UNANSWERED, "no server answered in time", Ending.TIMED_OUT)
         elif self._table.is_full:
@@ -510,7 +510,7 @@ class NodeConnection(Early):
             self.reset(NodeResult.NO_SERVER, reason, Ending.TIMED_OUT)
 
     def give_up(self, failure: DialFailure, detail: str) -> None:
-        """The servers said why not: reset it."""
+        """Reset it with the servers' reason."""
         result = NodeResult.DENIED if failure is DialFailure.DENIED else NodeResult.FAILED
         text = f"{failure.value}: {detail}" if detail else failure.value
         self.reset(result, text, Ending.CANCELLED)
@@ -532,7 +532,7 @@ class NodeConnection(Early):
         return end
 
     def _drop_stream(self, reason: Ending) -> None:
-        self._number += 1  # whatever it says from now on is not heard
+        self._number += 1  # later answers are ignored
         self._table.attempts.remove(self)
         self._link = None
         stream, self._stream = self._stream, None

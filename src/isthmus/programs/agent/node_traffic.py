@@ -1,10 +1,10 @@
 """Traffic from the agent's node to the control plane (KEP-2025): address, ports and their state.
 
 Local ports are bound when the agent starts and listen once there is a server. A port that is bound
-and does not listen yet refuses connections, as if no program were there, but another program that
-wants the port learns at once that it is taken. A port that systemd passed in listens already:
-clients that connect while the agent restarts wait in its queue. One connection's life is
-node_connections.py.
+but not listening refuses connections like a free port, but another program that
+wants the port fails at once. A port that systemd passed in already listens:
+clients that connect while the agent restarts wait in its queue. node_connections.py handles the
+connections.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 _BACKLOG = 4096
 _log = logging.getLogger("isthmus.agent")
 
-#: Takes what was accepted for a destination.
+#: Called with a connection accepted for a destination.
 Accept = Callable[[HostPort, socket.socket], None]
 
 
 def reserve(address: IPv4Address | IPv6Address, port: int) -> socket.socket:
-    """Bind a port and do not listen yet, or take the one that systemd passed in.
+    """Bind a port without listening, or take the one that systemd passed in.
 
     Raises:
-        OSError: it is not to be had.
+        OSError: the port is not available.
     """
     passed = PASSED.take_tcp(FLAG, lambda: (str(address), port))
     if passed:
@@ -64,13 +64,13 @@ def reserve(address: IPv4Address | IPv6Address, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         try:
-            # Without SO_REUSEADDR at first: with it, Linux lets two bind the same port as long as
-            # neither listens, and another agent would not be noticed.
+            # First without SO_REUSEADDR: with it, Linux lets two programs bind the same port while
+            # neither listens, and another agent would go unnoticed.
             sock.bind((str(address), port))
         except OSError as exc:
             if exc.errno != errno.EADDRINUSE:
                 raise
-            # Perhaps only connections of an agent that ran before us, in TIME_WAIT.
+            # Possibly only connections of a previous agent in TIME_WAIT.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.bind((str(address), port))
     except BaseException:
@@ -80,15 +80,15 @@ def reserve(address: IPv4Address | IPv6Address, port: int) -> socket.socket:
 
 
 def start_listening(sock: socket.socket) -> None:
-    """Listen at a port that was reserved.
+    """Listen at a reserved port.
 
     Raises:
-        OSError: somebody else listens there by now.
+        OSError: another program listens there now.
     """
     if isinstance(sock, PassedSocket):
         return
-    # Only now: what is accepted inherits it, and must not keep the agent that comes after us from
-    # binding while it is in TIME_WAIT.
+    # Only now: accepted connections inherit it, and must not keep the next agent from
+    # binding while they are in TIME_WAIT.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.listen(_BACKLOG)
 
@@ -125,24 +125,24 @@ class NodeListeners:
 
     @property
     def listeners(self) -> tuple[Listener, ...]:
-        """Those that listen."""
+        """The listening ports."""
         return tuple(self._listeners.values())
 
     @property
     def trouble(self) -> str:
-        """Why a port that was bound cannot listen; empty when none was refused."""
+        """Why a bound port cannot listen; empty if all can."""
         return self._refused
 
     @property
     def complete(self) -> bool:
-        """Every port listens."""
+        """Whether every port listens."""
         return len(self._listeners) == len(self._places)
 
     def bind(self) -> None:
         """Bind every port.
 
         Raises:
-            ConfigError: one cannot be bound; the others are closed again.
+            ConfigError: a port cannot be bound; the others are closed again.
         """
         for place in self._places:
             try:
@@ -152,7 +152,7 @@ class NodeListeners:
                 raise ConfigError(_why_not(place, exc)) from exc
 
     def listen(self) -> None:
-        """Open what is bound; what is refused now is kept, to be tried again."""
+        """Listen at bound ports; failures are kept and retried."""
         self._refused = ""
         for place, sock in list(self._reserved.items()):
             try:
@@ -170,7 +170,7 @@ class NodeListeners:
             )  # fmt: skip
 
     def close(self) -> None:
-        """Accept nothing more; what waits to be accepted, the kernel resets, or systemd keeps."""
+        """Stop accepting; the kernel resets queued connections, or systemd keeps them."""
         for listener in self._listeners.values():
             listener.stop()
         for sock in self._reserved.values():
@@ -182,20 +182,20 @@ class NodeListeners:
 def _why_not(place: _Place, exc: OSError) -> str:
     where = f"{FLAG} {place.target}: cannot listen on {place}"
     if exc.errno == errno.EADDRINUSE:
-        return f"{where}: another agent on this node, or some other program, has that port"
+        return f"{where}: another agent or program on this node uses that port"
     if exc.errno == errno.EADDRNOTAVAIL:
         return f"{where}: this node does not have the address {place.address}"
     return f"{where}: {exc.strerror or exc}"
 
 
 REFRESH_S = 10.0
-#: How long the address may take to be taken away, before the agent leaves without that.
+#: The time limit for removing the address when the agent ends.
 TAKE_AWAY_S = 5.0
 _SAY_AGAIN_S = 60.0
 
 
 async def remove_leftovers(settings: AgentSettings) -> None:
-    """With the gate off, take away what an agent that had it on and was killed left."""
+    """With the gate off, remove what a killed agent with the gate on left."""
     addresses = settings.bind.bound_addresses
     if not addresses or settings.gates.enabled(CLUSTER_TO_MASTER):
         return
@@ -206,15 +206,20 @@ async def remove_leftovers(settings: AgentSettings) -> None:
             removed = await asyncio.to_thread(
                 host_address.remove_leftovers, address, interface=settings.bind.interface
             )
-        except ConfigError as exc:  # perhaps nobody gave us the right: nothing else depends on it
-            log(_log, logging.WARNING, "cannot look for what another agent left", reason=str(exc))
+        except ConfigError as exc:  # possibly a missing right: nothing else depends on it
+            log(
+                _log,
+                logging.WARNING,
+                "cannot check for leftovers of another agent",
+                reason=str(exc),
+            )
             continue
         if removed:
-            log(_log, logging.INFO, "removed what another agent left", address=str(address))
+            log(_log, logging.INFO, "removed leftovers of another agent", address=str(address))
 
 
 class NodeLeftovers(Part):
-    """What a killed agent left on the node, taken away before anything else is put there."""
+    """Removes what a killed agent left on the node, before anything else is configured."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
@@ -225,7 +230,7 @@ class NodeLeftovers(Part):
 
 
 class NodeTraffic(Part):
-    """The agent's ports for its node, and what is behind them."""
+    """The agent's ports for its node, and their connections."""
 
     def __init__(
         self,
@@ -234,7 +239,7 @@ class NodeTraffic(Part):
         tunnels: TunnelTable,
     ) -> None:
         settings = ground.settings
-        assert settings.bind.address  # or there would be no node traffic
+        assert settings.bind.address  # otherwise there would be no node traffic
         self._ground = ground
         self._links = links
         self._tunnels = tunnels
@@ -242,7 +247,7 @@ class NodeTraffic(Part):
         self._targets = settings.node_traffic.targets
         self._held: list[HostAddress] = []
         self._refreshing: asyncio.Future[list[str]] | None = None
-        self._wanted = False  # a server was there: the ports listen from then on
+        self._wanted = False  # a server was connected: the ports listen from then on
         self._closed = False
         self.connections = NodeConnections(ground, lambda: links.links, tunnels)
         self._listeners = NodeListeners(
@@ -268,7 +273,7 @@ class NodeTraffic(Part):
             )
             self._held.append(held)
             log(
-                _log, logging.INFO, "has an address for the node", address=str(address),
+                _log, logging.INFO, "node address configured", address=str(address),
                 interface=held.where,
             )  # fmt: skip
         self._listeners.bind()
@@ -280,7 +285,7 @@ class NodeTraffic(Part):
 
     @override
     def start(self) -> None:
-        # Those of the node are no connections to endpoints, and are counted by themselves.
+        # Connections from the node are not connections to endpoints, and are counted separately.
         self._ground.metrics.gauges.tunnels = lambda: len(self._tunnels) - self.connections.open
 
     @override
@@ -288,7 +293,7 @@ class NodeTraffic(Part):
         yield "node-address", self._watch()
 
     async def _watch(self) -> None:
-        """See for ever that the address is there, and that the ports listen."""
+        """Check periodically that the address exists and that the ports listen."""
         while True:
             for held in list(self._held):
                 await self._refresh(held)
@@ -299,15 +304,15 @@ class NodeTraffic(Part):
         self._refreshing = self._ground.loop.run_in_executor(None, held.refresh)
         try:
             said = await asyncio.shield(self._refreshing)
-        except Exception as exc:  # the connections that are open need none of it
-            said = [f"cannot look after the address {held.address}: {exc!r}"]
+        except Exception as exc:  # open connections do not need it
+            said = [f"cannot check the address {held.address}: {exc!r}"]
         for sentence in said:
             self._ground.once.log(
                 ("address", sentence), _SAY_AGAIN_S, _log, logging.WARNING, sentence
             )
 
     def _accept(self, destination: HostPort, sock: socket.socket) -> None:
-        """Take a connection of this node; one from outside means that our rule is gone."""
+        """Accept a connection from this node; one from outside means that our rule is gone."""
         if any(held.uplink_of(sock) for held in self._held):
             self.connections.refuse(destination, sock, NodeResult.OUTSIDE)
         else:
@@ -316,7 +321,7 @@ class NodeTraffic(Part):
     # The servers.
 
     def links_changed(self) -> None:
-        """A link came or went: listen once there is a server, and let those that wait look."""
+        """A link was added or lost: listen if there is a server, and retry waiting connections."""
         if self._closed:
             return
         if any(link.ready and carries(link) is not Carries.NO for link in self._links.links):
@@ -333,7 +338,7 @@ class NodeTraffic(Part):
                 "node listeners", _SAY_AGAIN_S, _log, logging.ERROR, self._listeners.trouble
             )
 
-    # What it looks like.
+    # State.
 
     @override
     def listeners(self) -> tuple[Listener, ...]:
@@ -348,7 +353,7 @@ class NodeTraffic(Part):
         return {"node_traffic": self.view()}
 
     def waits_for(self) -> str:
-        """Why connections of the node cannot be served now; empty when they can."""
+        """Why connections from the node cannot be served now; empty if they can."""
         if self._listeners.trouble:
             return self._listeners.trouble
         trouble = next((held.trouble for held in self._held if held.trouble), "")
@@ -382,7 +387,6 @@ class NodeTraffic(Part):
         return found
 
     def view(self) -> NodeTrafficView:
-        """Show it."""
         return NodeTrafficView(
             address=str(self._addresses[0]),
             addresses=tuple(map(str, self._addresses)),
@@ -412,8 +416,8 @@ class NodeTraffic(Part):
     def drain(self) -> None:
         """Serve new connections until the end, as long as a server is linked.
 
-        The kubelet and the pods have no other way: a port that closed when the drain began would
-        refuse them for as long as the last old connection takes.
+        The kubelet and the pods have no other path: a port that closed at the start of the drain
+        would refuse them for as long as the last old connection takes.
         """
         self.connections.leave()
 
@@ -427,25 +431,27 @@ class NodeTraffic(Part):
 
     @override
     def close(self) -> None:
-        """Reset whatever has no tunnel yet; the address is still there."""
+        """Reset all connections without a tunnel, while the address still exists."""
         self._closed = True
         self._listeners.close()
         self.connections.close()
 
     @override
     async def wait_closed(self) -> None:
-        """Take the addresses from the node, if that does not take for ever."""
-        await asyncio.sleep(0)  # one turn, in which the poller resets what is doomed: from there
+        """Remove the addresses from the node, within a time limit."""
+        await asyncio.sleep(
+            0
+        )  # one iteration, in which the poller performs pending resets: from there
         taken, self._held = self._held, []
         for held in taken:
             try:
                 async with asyncio.timeout(TAKE_AWAY_S):
-                    if self._refreshing is not None:  # or it would put back what we take
+                    if self._refreshing is not None:  # otherwise it would restore what is removed
                         await asyncio.wait([self._refreshing])
                     await asyncio.to_thread(held.take_away)
-            except Exception as exc:  # the next agent, or remove_leftovers, finds it
+            except Exception as exc:  # the next agent, or remove_leftovers, removes it
                 log(
-                    _log, logging.ERROR, "cannot take the address away",
+                    _log, logging.ERROR, "cannot remove the address",
                     address=str(held.address), reason=str(exc) or type(exc).__name__,
                 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""The agent program: links to every server, the dials that come by them, and its node's traffic."""
+"""The agent program: links to every server, their dials, and its node's traffic."""
 
 from __future__ import annotations
 

@@ -222,7 +222,7 @@ def _agents(kind: str) -> list[Node]:
 
 
 def _agent_policy(owner: WorkloadOwner) -> Manifest:
-    """Nobody connects to an agent but for its health and metrics, as in agent.py."""
+    """Allow ingress to an agent only for health and metrics, as in render_manifest.py."""
     networks = "agent.networkPolicy.allowCidrs"
     narrow = given(networks)
     servers = hole("agent.servers.port"), hole("server.agentPort")

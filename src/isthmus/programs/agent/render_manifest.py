@@ -1,8 +1,8 @@
 """An agent as a static pod, a systemd unit, a DaemonSet or a Deployment.
 
-KEP-2025, "Deployment Model": an agent that carries its node to the control plane runs as a static
+KEP-2025, "Deployment Model": an agent that carries its node's traffic runs as a static
 pod or a unit, because the kubelet gets any other pod from kube-apiserver, which it reaches only
-through that agent. What must be there before the node has joined comes from the node's own files.
+through that agent. Files needed before the node has joined come from the node itself.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _SPARE_S = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentPlan:
-    """How an agent is to run, and what was typed for it.
+    """How an agent is to be run, and the flags as typed.
 
-    ``given`` has the agent's flags as they were typed, ``settings`` what they mean.
+    ``given`` has the agent's flags as typed, ``settings`` their values.
     """
 
     manifest: AgentManifestSettings
@@ -60,7 +60,7 @@ class AgentPlan:
 
     @property
     def setup(self) -> list[str]:
-        """The command line that does what needs privilege; empty when there is nothing to do.
+        """The command line of the privileged setup; empty if there is none.
 
         With the gate off it removes what was set up while it was on.
         """
@@ -77,10 +77,10 @@ class AgentPlan:
 
     @property
     def files(self) -> tuple[FlagFile, ...]:
-        """The files that the flags name, the token's included.
+        """The files that the flags name, including the token.
 
         Raises:
-            ConfigError: a path is none that a manifest can say.
+            ConfigError: a path cannot be used in a manifest.
         """
         return tuple(volumes.flag_files(self.settings))
 
@@ -91,26 +91,26 @@ class AgentPlan:
 
 
 def agent_manifest(plan: AgentPlan) -> str:
-    """Write the manifest of an agent.
+    """Render the manifest of an agent.
 
     Raises:
-        ConfigError: this agent cannot run in that form; one sentence that says why.
+        ConfigError: this agent cannot run in that form; the message says why.
     """
     check_agent(plan)
     return _WRITERS[plan.manifest.form](plan)
 
 
 def check_agent(plan: AgentPlan) -> None:
-    """See that the agent can run in its form.
+    """Check that the agent can run in its form.
 
     Raises:
-        ConfigError: it cannot; one sentence that says why.
+        ConfigError: it cannot; the message says why.
     """
     plan.manifest.validate()
     form, settings = plan.manifest.form, plan.settings
     if settings.admin.health_port == 0:
         raise ConfigError(
-            "--health-server-port must not be 0 in a manifest: probes have to find it"
+            "--health-server-port must not be 0 in a manifest: probes need a fixed port"
         )
     if form in EARLY_FORMS:
         _check_early(plan)
@@ -121,7 +121,7 @@ def check_agent(plan: AgentPlan) -> None:
             f" --as={STATIC_POD} or --as={SYSTEMD}"
         )
     if form == SYSTEMD and references(plan.given):
-        raise ConfigError(f"$({references(plan.given)[0]}) means something in a pod only")
+        raise ConfigError(f"$({references(plan.given)[0]}) is only available in a pod")
 
 
 def _check_early(plan: AgentPlan) -> None:
@@ -147,12 +147,12 @@ def _in_cluster(plan: AgentPlan) -> str:
 
 
 def cluster_objects(plan: AgentPlan) -> list[Manifest]:
-    """A daemonset or deployment and what is around it, in the order to make it.
+    """A daemonset or deployment and its related objects, in the order of creation.
 
-    There is an account of its own when the agent shows a token or counts Leases.
+    They have their own account if the agent uses a token or counts Leases.
 
     Raises:
-        ConfigError: files cannot be mounted as they are named; one sentence.
+        ConfigError: the files cannot be mounted at their paths.
     """
     manifest, settings = plan.manifest, plan.settings
     mounted = any(SERVICE_ACCOUNT in file.path.parents for file in plan.files)
@@ -173,7 +173,7 @@ def cluster_objects(plan: AgentPlan) -> list[Manifest]:
 
 
 def _cluster_volumes(plan: AgentPlan) -> list[Volume]:
-    """The token and the authorities, each in its directory, and one Secret with all other files."""
+    """The token and the CA, each in its own directory, and one Secret with all other files."""
     manifest = plan.manifest
     apart: dict[str, tuple[FlagFile, Volume]] = {}
     files = []
@@ -192,8 +192,8 @@ def _cluster_volumes(plan: AgentPlan) -> list[Volume]:
         for file in (*files, *(each for each, _ in apart.values() if each is not owner)):
             if file.directory == owner.directory:
                 raise ConfigError(
-                    f"{file.flag} {file.path} is in the directory of {what}, which has nothing else"
-                    f" in it: give {owner.flag} a directory of its own"
+                    f"{file.flag} {file.path}: the directory of {what} must contain no other files:"
+                    f" give {owner.flag} a directory of its own"
                 )
     found = volumes.secret_directory(files, secret=manifest.secret or manifest.name)
     return [*(volume for _, volume in apart.values()), *found]
@@ -202,8 +202,8 @@ def _cluster_volumes(plan: AgentPlan) -> list[Volume]:
 def _pod(plan: AgentPlan, found: list[Volume], extra: Manifest | None = None) -> Pod:
     manifest, settings = plan.manifest, plan.settings
     if settings.kubeconfig:
-        found = [*found, volumes.scratch()]  # for keys that are written in a kubeconfig itself
-    # Every agent needs an id of its own, and the name of a pod is one.
+        found = [*found, volumes.scratch()]  # for keys embedded in a kubeconfig
+    # Every agent needs a unique id: the name of its pod.
     own_id = {} if settings.agent_id else {"PROXY_AGENT_ID": "POD_NAME"}
     agent = PodContainer(
         name="agent",
@@ -242,14 +242,14 @@ def _proxies(manifest: AgentManifestSettings) -> dict[str, str]:
 
 
 _UNIT_COMMENTS = (
-    "An agent of Isthmus, which has to run before the kubelet can reach kube-apiserver.",
+    "An Isthmus agent, which has to run before the kubelet can reach kube-apiserver.",
     "",
     "    groupadd --system {group}",
     "    chgrp {group} FILES && chmod 0640 FILES      # {names}",
     "    systemctl enable --now UNIT",
     "",
-    "The agent reads its files again when they change: no restart, no credentials of systemd,",
-    "which are copies from when a unit was started. It has no capability; what needs one is done",
+    "The agent reads its files again when they change, so it needs no restart. systemd credentials",
+    "would be copies from the start of the unit. The agent has no capability; privileged steps run",
     "before it starts and after it ends.",
 )
 
@@ -261,7 +261,7 @@ def _unit(plan: AgentPlan) -> str:
         comments=[line.format(group=group, names=names) for line in _UNIT_COMMENTS],
         commands=_unit_commands(plan),
         files=plan.files,
-        # A dynamic user owns nothing, and cannot change the files' modes either.
+        # A dynamic user owns no files and cannot change their modes.
         user=[("DynamicUser", "yes"), ("SupplementaryGroups", group)],
         before_kubelet=plan.settings.takes_node_traffic,
         grace_s=plan.grace_s,
@@ -275,7 +275,7 @@ def _unit_commands(plan: AgentPlan) -> Lines:
     prepare = command_line([executable, *setup])
     if not plan.settings.takes_node_traffic:
         return [("ExecStartPre", f"+-{prepare}"), start] if setup else [start]
-    # Another agent of the node may share the address: then it stays, and that is no failure.
+    # Another agent of the node may share the address: then it stays, which is not a failure.
     remove = [each for each in setup if not each.startswith("--uplink-interface")]
     clean_up = command_line([executable, *remove, "--remove"])
     return [
@@ -294,7 +294,7 @@ _WRITERS: Mapping[str, Callable[[AgentPlan], str]] = {
 
 
 def plan_warnings(plan: AgentPlan) -> list[str]:
-    """What is not wrong and may still not be meant, each a sentence."""
+    """Warnings about valid but probably unintended settings."""
     found = plan.settings.warnings()
     if plan.settings.bind.address and not plan.settings.gates.enabled(CLUSTER_TO_MASTER):
         found.append(
@@ -307,7 +307,7 @@ def plan_warnings(plan: AgentPlan) -> list[str]:
 def around_agent(
     manifest: AgentManifestSettings, settings: AgentSettings, *, account: bool
 ) -> list[Manifest]:
-    """Everything that is to be there besides the pods themselves, in the order to make it."""
+    """The objects besides the pods, in the order of creation."""
     owner = WorkloadOwner(name=manifest.name, namespace=manifest.namespace)
     found = [around.service_account(owner)] if account else []
     if settings.count_server_leases and not settings.kubeconfig:
@@ -322,17 +322,17 @@ def around_agent(
 
 
 def has_policy(manifest: AgentManifestSettings) -> bool:
-    """Whether a NetworkPolicy means anything: for pods with a network of their own."""
+    """Whether a NetworkPolicy applies: only for pods with their own network."""
     return manifest.network_policy and (manifest.form == DEPLOYMENT or not manifest.host_network)
 
 
 def _policy(
     owner: WorkloadOwner, manifest: AgentManifestSettings, settings: AgentSettings
 ) -> Manifest:
-    """Nobody connects to an agent but for its health and metrics.
+    """Allow ingress to an agent only for health and metrics.
 
-    What goes out is what it is there for: pods, Services and nodes, whatever their addresses. Where
-    networks were named it is those, DNS, and its servers wherever they are.
+    Egress is open, because an agent dials pods, Services and nodes at any address. If
+    networks were configured, egress is those, DNS, and its servers at any address.
     """
     ingress = [around.to_ports(settings.admin.health_port)]
     if not manifest.allow_cidr:
@@ -346,15 +346,15 @@ def _policy(
 
 
 def identifiers(texts: Sequence[str], given: str = "") -> str:
-    """A text for --agent-identifiers; ``given`` is one that was typed, which stays in front.
+    """A text for --agent-identifiers; ``given`` is a typed one, which stays in front.
 
     Raises:
-        ConfigError: a text is neither address, network nor host; the sentence quotes it.
+        ConfigError: a text is neither address, network nor host; the message quotes it.
     """
     pairs: dict[str, None] = {}
     for text in texts:
         try:
-            # Quoted, so that a text stays one value whatever is in it.
+            # Quoted, so that a text stays one value whatever it contains.
             found = Identifiers.parse(f"{_kind(text)}={quote(text, safe=':/')}")
         except ValueError:
             raise ConfigError(

@@ -1,9 +1,9 @@
-"""Which servers an agent's links name, which are missing, and which one to ask for next.
+"""Which servers an agent's links name, which are missing, and which one to request next.
 
-Ids are what servers say, and some may be of servers that are gone. The agent asks at once for a
-server that it has not asked for yet; one that could not be linked waits, longer each time, and
-holds up no other. Those that failed are also spread over their delays, and there is a bound on how
-often any of them is asked for. When one of them is back, others may be too: all are tried again.
+Servers announce ids, and some may be of servers that are gone. The agent requests a new
+server at once; one that could not be linked waits, longer each time, and
+delays no other. Failed ones are also spread over their delays, and their total request rate
+is limited. When one of them is back, others may be too: all are retried.
 
 Pure; servers.py has the links.
 """
@@ -18,12 +18,12 @@ from isthmus.kube.rules_leases import server_count
 from isthmus.text.pacing import Backoff
 from isthmus.values import ServerId
 
-#: What a server says of the number of servers is believed up to here.
+#: The largest number of servers that is accepted from a server.
 MOST_SERVERS = 128
 
 
 class Linked(Protocol):
-    """What a link to one server tells about all of them; see links/agent_side.py."""
+    """The part of a link with information about all servers; see links/agent_side.py."""
 
     @property
     def server_count(self) -> int: ...
@@ -41,7 +41,7 @@ Links = Mapping[ServerId, Linked]
 
 
 def known_count(links: Links, leases: int | None, source: str) -> int:
-    """How many servers there are, as far as they said; ``source`` as in ``server_count``."""
+    """The number of servers, as announced; ``source`` as in ``server_count``."""
     said = max((link.server_count for link in links.values()), default=0)
     if leases is not None and links:
         said = server_count(said, leases, source)
@@ -59,33 +59,35 @@ def missing(links: Links) -> list[ServerId]:
 
 
 def unsure(links: Links) -> list[ServerId]:
-    """The servers whose links may end soon, and that can be asked for."""
+    """The servers whose links may end soon, and that can be requested."""
     ending = {server for server, link in links.items() if may_end_soon(link, links)}
     return sorted(ending & named(links))
 
 
 def may_end_soon(link: Linked, links: Links) -> bool:
-    """A link may pass through a server that drains: it was asked for before that was said."""
+    """Whether a link requested before a drain was announced may pass through that server."""
     if not link.was_asked_for or link.drained_at is not None:
         return False
     drained = (other.drained_at for other in links.values())
     return any(at is not None and link.opened_at <= at for at in drained)
 
 
-#: Of those that failed, so many are asked for within the delay of one. Each costs the server that
-#: is met 0.12 ms of CPU, and thousands of agents may meet the same.
+#: The number of failed servers requested within the delay of one. Each request costs the receiving
+#: server 0.12 ms of CPU, and thousands of agents may reach the same one.
 _MOST_WITHIN_DELAY = 5
-#: Of the first delay: the least time between two of them.
+#: The minimum time between two requests, as a part of the first delay.
 _LEAST_GAP = 0.5
 
 
 @dataclass(slots=True)
 class _Wanted:
-    """One server that is wanted."""
+    """A missing server."""
 
     backoff: Backoff
     due_at: float
-    failed_at: float | None = None  # None: not since it was wanted, lost, or others came back
+    failed_at: float | None = (
+        None  # None: no failure since it became missing, or since others returned
+    )
     under_way: bool = False
 
     @property
@@ -94,14 +96,14 @@ class _Wanted:
 
 
 class AskingTurns:
-    """Decides whom to ask for, and when."""
+    """Decides which server to request, and when."""
 
     def __init__(self, backoff: Callable[[], Backoff], *, most: int) -> None:
-        """``backoff`` makes the delays of one server; no more than ``most`` are kept in mind."""
+        """``backoff`` creates the delays of one server; at most ``most`` servers are kept."""
         self._backoff = backoff
         self._most = most
         self._wanted: dict[ServerId, _Wanted] = {}
-        self._quiet_until = 0.0  # for those that failed
+        self._quiet_until = 0.0  # for failed servers
 
     def __len__(self) -> int:
         return len(self._wanted)
@@ -111,7 +113,7 @@ class AskingTurns:
         return f"<AskingTurns for {len(self)}, {waiting} failed>"
 
     def want(self, servers: Collection[ServerId], *, now: float) -> None:
-        """Say who is wanted from now on; whoever else was is forgotten."""
+        """Set the missing servers; others are removed."""
         for gone in self._wanted.keys() - set(servers):
             del self._wanted[gone]
         for server in servers:
@@ -121,7 +123,7 @@ class AskingTurns:
                 self._wanted[server] = _Wanted(self._backoff(), now)
 
     def take(self, *, now: float) -> ServerId | None:
-        """The one to ask for now, until it ``failed`` or ``came``; None if it is nobody's turn."""
+        """The server to request now, until it ``failed`` or ``came``; None if none is due."""
         due = {server: at for server, at in self._due().items() if at <= now}
         if not due:
             return None
@@ -130,7 +132,7 @@ class AskingTurns:
         return server
 
     def next_in_s(self, *, now: float) -> float | None:
-        """How long it is nobody's turn; None: until something happens."""
+        """The time until one is due; None: until something changes."""
         soonest = min(self._due().values(), default=None)
         return None if soonest is None else max(0.0, soonest - now)
 
@@ -142,10 +144,10 @@ class AskingTurns:
         }
 
     def failed(self, server: ServerId, *, now: float) -> None:
-        """One that was taken could not be linked: it waits."""
+        """A requested server could not be linked: it waits."""
         each = self._wanted.get(server)
         if each is None:
-            return  # nobody names it any more
+            return  # no longer named by any server
         delay = each.backoff.next_s()
         each.failed_at, each.due_at, each.under_way = now, now + delay, False
         waiting = sum(other.has_failed for other in self._wanted.values())
@@ -153,19 +155,19 @@ class AskingTurns:
         self._quiet_until = now + max(delay / min(waiting, _MOST_WITHIN_DELAY), least)
 
     def lost(self, server: ServerId, *, now: float) -> None:
-        """One that was linked is not any more: everybody who was linked to it waits a moment."""
+        """A link was lost: wait a moment, because all agents of that server return at once."""
         if server not in self._wanted and len(self._wanted) < self._most:
             backoff = self._backoff()
             self._wanted[server] = _Wanted(backoff, now + backoff.next_s())
 
     def came(self, server: ServerId, *, now: float) -> None:
-        """One is linked. If it had failed before, others that did may be back as well."""
+        """A server is linked. If it had failed before, other failed ones may be back as well."""
         each = self._wanted.pop(server, None)
         if each is None or not each.has_failed:
             return
         for other in self._wanted.values():
             if other.failed_at is not None:
-                # Not at once if that was only just now: no server comes back so fast.
+                # Not at once after a recent failure: no server returns that fast.
                 other.backoff.reset()
                 other.due_at = min(other.due_at, max(now, other.failed_at + other.backoff.next_s()))
                 other.failed_at = None

@@ -1,6 +1,6 @@
-"""The agent's part that keeps its links: what it tells servers, and what it sees of them.
+"""The agent's part that keeps its links: its greeting, and the state of its servers.
 
-How links are found and made is servers.py.
+servers.py finds servers and makes links.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SAID = {
         logging.WARNING,
         f"{_GATE} is on here and off at the server: it carries no connections from this node",
     ),
-    # Most agents need none of it: not all that a server can do is for each of them.
+    # Not logged as a problem: most agents do not need this feature of a server.
     GateState.THERE_ONLY: (
         logging.INFO,
         f"{_GATE} is off here and on at the server: no connections from this node are taken",
@@ -63,9 +63,9 @@ _SAID = {
 
 
 class GateWatch:
-    """Looks at the servers whenever one comes or goes, then calls ``then``.
+    """Checks the servers whenever a link is added or lost, then calls ``then``.
 
-    A gate that only one side has on is said once for each server and state.
+    A gate that only one side has on is logged once for each server and state.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class GateWatch:
         self._known = Known()
 
     def changed(self) -> None:
-        """A server came or went: look once what is going on now is over."""
+        """A link was added or lost: check once the current event is handled."""
         if self._due is None:
             self._due = self._loop.call_soon(self._look)
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop checking."""
         if self._due is not None:
             self._due.cancel()
 
@@ -101,7 +101,7 @@ class GateWatch:
 
     def _compare(self, link: ServerLink) -> None:
         state = state_of(here=self._on_here, there=link.features)
-        # Whether konnectivity's own carries connections is seen when it is asked.
+        # Whether konnectivity's own server carries connections shows only when it is asked.
         if state is not GateState.SILENT and self._known.is_news(link.server_id, state):
             level, sentence = _SAID[state]
             log(_log, level, sentence, server_id=link.server_id, address=link.peer_address)
@@ -111,11 +111,11 @@ _MAX_TOKEN_CHARS = 64 * 1024
 
 
 def _nobody() -> None:
-    """Nobody asked to hear that a link came or went."""
+    """Do nothing: the default of ``on_change``."""
 
 
 class ServerLinks(Part):
-    """The links to all servers. ``on_change`` hears that one came or went."""
+    """The links to all servers. ``on_change`` is called when one is added or lost."""
 
     def __init__(
         self,
@@ -149,12 +149,12 @@ class ServerLinks(Part):
 
     @property
     def open_links(self) -> list[ServerLink]:
-        """Every link that was welcomed and is not over."""
+        """Every link that is open and welcomed."""
         return self.servers.open_links if self.servers is not None else []
 
     @property
     def known_count(self) -> int:
-        """How many servers there are, as far as they said."""
+        """The number of servers, as announced."""
         return self.servers.known_count if self.servers is not None else 0
 
     # Part.
@@ -217,7 +217,7 @@ class ServerLinks(Part):
         )
 
     def _greeting(self) -> AgentGreeting:
-        """Say who we are; the token is read for each link, because it is rotated.
+        """The agent's greeting; the token is read for each link, because it is rotated.
 
         Raises:
             LinkError: the token cannot be read now.
@@ -229,7 +229,7 @@ class ServerLinks(Part):
             try:
                 token = read_part(path, _MAX_TOKEN_CHARS).decode("ascii").strip()
             except (OSError, UnicodeDecodeError) as exc:
-                why = exc.strerror if isinstance(exc, OSError) else "is no token"
+                why = exc.strerror if isinstance(exc, OSError) else "is not a token"
                 raise LinkError(f"token {path}: {why}", LinkStage.CONNECT) from exc
         return AgentGreeting(
             agent_id=AgentId(self._ground.id),

@@ -1,17 +1,17 @@
-"""An agent's links to all its servers: one per server, found by name, count and patience.
+"""An agent's links to all its servers: one per server.
 
-The agent connects to every address that a name resolves to. A server says in its Welcome how many
-servers there are, and may name them. The agent asks for those that are named and not linked by
-their ids, at every address where a server answers: whichever server it meets hands the connection
-on. While servers are missing (they may hide behind one load-balanced address), the agent tries the
-same addresses again. A link to a server that is linked already is spare (``SpareLinks``).
+The agent connects to every address that a name resolves to. A server announces in its Welcome how
+many servers there are, and may name them. The agent requests named servers that are not linked by
+their ids, at every address where a server answers: the server that it reaches hands the connection
+on. While servers are missing (they may be behind one load-balanced address), the agent retries the
+same addresses. A link to a server that is already linked is spare (``SpareLinks``).
 
-A link that was asked for by its server's id may pass through any other server, and ends with that
-one. Nobody says which one it is, so when a server drains the agent makes all such links anew: first
-the new link, then the old one goes when its tunnels are done.
+A link that was requested by id may pass through any other server, and ends with that
+one. The agent cannot tell which one, so when a server drains the agent makes all such links anew:
+first the new link, then the old one closes when its tunnels are done.
 
-How one link is made is linking.py; rules_servers.py decides which servers are missing and which one
-to ask for next.
+linking.py makes one link; rules_servers.py decides which servers are missing and which one
+to request next.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _log = logging.getLogger("isthmus.agent")
 
 
 class LinkTable:
-    """Keeps the links, and whom to ask for next.
+    """Keeps the links, and the servers to request next.
 
-    ``asking`` is for servers that are missing, ``asking_anew`` for those whose links may end soon.
+    ``asking`` is for missing servers, ``asking_anew`` for those whose links may end soon.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class LinkTable:
         can_ask: bool,
         changed: Callable[[], None],
     ) -> None:
-        """``can_ask``: servers can be asked for by their ids. ``changed()`` hears every change."""
+        """``can_ask``: servers can be requested by id. ``changed()`` is called for every change."""
         self._loop = loop
         self._metrics = metrics
         self._count_source = count_source
@@ -67,12 +67,12 @@ class LinkTable:
 
     @property
     def open_links(self) -> list[ServerLink]:
-        """Every link that was welcomed and is not over, also those that take no new dials."""
+        """Every open, welcomed link, including those that take no new dials."""
         return [*self.links.values(), *self.spare]
 
     @property
     def known_count(self) -> int:
-        """How many servers there are, as far as they said."""
+        """The number of servers, as announced."""
         return mesh.known_count(self.links, self._leases, self._count_source)
 
     @property
@@ -82,17 +82,17 @@ class LinkTable:
 
     @property
     def unsure(self) -> list[ServerId]:
-        """The servers whose links may end soon, and that can be asked for."""
+        """The servers whose links may end soon, and that can be requested."""
         return mesh.unsure(self.links) if self.spare.may_replace else []
 
     @property
     def to_ask_for(self) -> list[ServerId]:
-        """Those of the missing servers that can be had by asking: all or none."""
+        """The missing servers that can be requested: all or none."""
         return self.missing if self._can_ask else []
 
     @property
     def some_unnamed(self) -> bool:
-        """There are servers that are not linked and can be met by chance only."""
+        """Whether there are unlinked servers that can only be reached by chance."""
         return bool(self.links) and self.known_count > len(self.links) + len(self.to_ask_for)
 
     def counted(self, leases: int) -> None:
@@ -101,9 +101,9 @@ class LinkTable:
         self.tell_change()
 
     def claim(self, link: ServerLink) -> bool:
-        """Take a link that was welcomed; False if its server is there already.
+        """Take a welcomed link; False if its server is already linked.
 
-        Which does not count if that one may end soon, and this one may not.
+        Unless that link may end soon and this one may not.
         """
         link.over.add_done_callback(lambda _: self._ended(link))
         linked = self.links.get(link.server_id)
@@ -137,8 +137,8 @@ class LinkTable:
         self.tell_change()
 
     def tell_change(self) -> None:
-        """Wake whoever waits for a change; who waits from now on waits for the next."""
-        if self.links:  # without any nobody says who is there: what is known stays
+        """Wake all waiters; later waiters wait for the next change."""
+        if self.links:  # without links, the known servers stay
             self.asking.want(self.to_ask_for, now=self._loop.time())
             self.asking_anew.want(self.unsure, now=self._loop.time())
         change, self._change = self._change, asyncio.Event()
@@ -146,23 +146,23 @@ class LinkTable:
         self._changed()
 
     async def wait_change(self, timeout_s: float | None = None) -> None:
-        """Wait until something changes, or so long."""
+        """Wait for a change or the timeout."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._change.wait()
 
 
 _MOST = 16
-#: Tunnels may stay open for days, and each link that was replaced with them.
+#: Tunnels may stay open for days, and each replaced link with them.
 _MOST_REPLACED = 16
 _LOOK_S = 0.05
 
 
 class SpareLinks:
-    """An agent's links that are not in use: it has another to the same server, or they close.
+    """An agent's links that are not in use: superseded or closing.
 
-    A spare one takes no new dials, and is closed when its server knows that and has asked
-    elsewhere. So is one that was in use until another took its place, when the last of its tunnels
+    A spare link takes no new dials, and is closed when its server knows that and has asked
+    elsewhere. A link that was in use until another replaced it closes when the last of its tunnels
     has ended.
     """
 
@@ -177,27 +177,27 @@ class SpareLinks:
 
     @property
     def are_many(self) -> bool:
-        """Who looks for servers makes no more of them now."""
+        """Whether there are too many to look for more servers now."""
         return len(self._links) >= _MOST
 
     @property
     def may_replace(self) -> bool:
-        """One more that is in use may be replaced now."""
+        """Whether another link may be replaced now."""
         return len(self._replaced) < _MOST_REPLACED
 
     def add(self, link: ServerLink) -> None:
-        """Keep one until it is over."""
+        """Keep a link until it ends."""
         self._links.add(link)
         self._loop.call_later(_LOOK_S, self._look, link)
 
     def replace(self, link: ServerLink) -> None:
-        """Another link takes the place of this one: keep it until it is over."""
+        """Another link replaces this one: keep it until it ends."""
         self._replaced.add(link)
         link.make_spare()
         self._loop.call_later(_LOOK_S, self._look, link)
 
     def over(self, link: ServerLink) -> None:
-        """One has ended, if it was one."""
+        """A link has ended; remove it if it was spare."""
         self._links.discard(link)
         self._replaced.discard(link)
 
@@ -209,22 +209,22 @@ class SpareLinks:
 
 
 _RESOLVE_AGAIN_S = 30.0
-#: A server that is asked for and has not answered by then keeps nobody from the next.
+#: After this time a pending request no longer delays the next one.
 _PATIENCE_S = 0.5
 _MOST_AT_ONCE = 8
 
 
 def _unheard() -> None:
-    """Nobody asked to hear it."""
+    """Do nothing: the default callback."""
 
 
 class Work(Enum):
-    """What there is to do at an address."""
+    """The kinds of work at an address."""
 
-    KEEP = "keep one link by it"
-    ASK = "ask by it for servers that are missing"
-    PROBE = "meet servers that hide behind it and that nobody names"
-    REPLACE = "make links anew that may pass through a server that drains"
+    KEEP = "keep one link at it"
+    ASK = "request missing servers at it"
+    PROBE = "find unnamed servers behind it"
+    REPLACE = "remake links that may pass through a draining server"
 
 
 class Servers:
@@ -239,7 +239,7 @@ class Servers:
         count_source: str = "default",
         changed: Callable[[], None] = _unheard,
     ) -> None:
-        """``changed()`` hears that a link came or went."""
+        """``changed()`` is called when a link is added or lost."""
         self._loop = linking.loop
         self._backoff = backoff
         self._linking = linking
@@ -249,7 +249,7 @@ class Servers:
             can_ask=linking.can_ask, changed=changed,
         )  # fmt: skip
         self._current: set[ServerAddress] = set()
-        # Where the last attempt met a server, or one is linked.
+        # Addresses where the last attempt reached a server, or one is linked.
         self._answering: set[ServerAddress] = set()
         self._kept: set[ServerAddress] = set()  # where the keeper has its link
         self._turn = 0
@@ -261,12 +261,12 @@ class Servers:
 
     @property
     def open_links(self) -> list[ServerLink]:
-        """Every link that was welcomed and is not over, also those that take no new dials."""
+        """Every open, welcomed link, including those that take no new dials."""
         return self._table.open_links
 
     @property
     def known_count(self) -> int:
-        """How many servers there are, as far as they said."""
+        """The number of servers, as announced."""
         return self._table.known_count
 
     @property
@@ -279,7 +279,7 @@ class Servers:
         self._table.counted(leases)
 
     async def keep_connected(self) -> None:
-        """Keep linking, for ever."""
+        """Keep linking until cancelled."""
         does = {
             Work.KEEP: self._keep,
             Work.ASK: self._ask,
@@ -294,7 +294,7 @@ class Servers:
                 if set(addresses) != self._current:
                     self._current = set(addresses)
                     self._answering &= self._current
-                    # Who waits at an address that is gone has to hear it.
+                    # Tasks waiting at a removed address have to be notified.
                     self._table.tell_change()
                 keepers = {key: task for key, task in keepers.items() if not task.done()}
                 for address, work in self._wanted(addresses):
@@ -307,9 +307,9 @@ class Servers:
                 await self._table.wait_change(_RESOLVE_AGAIN_S if addresses else backoff.next_s())
 
     def _wanted(self, addresses: Sequence[ServerAddress]) -> list[tuple[ServerAddress, Work]]:
-        """One keeper for each address, others while servers are missing that may be behind it.
+        """One keeper for each address; others while servers are missing that may be behind it.
 
-        However many addresses there are: some may be dead, and others lead to one server. And one
+        For every address: some may be dead, and others may lead to one server. And one task
         that replaces links, while there are some to be replaced.
         """
         wanted = [(address, Work.KEEP) for address in addresses]
@@ -330,15 +330,15 @@ class Servers:
         self._table.tell_change()
 
     def take_no_more(self) -> None:
-        """The drain is over: whatever is still asked for is for the next agent."""
+        """The drain is over: later dials are for the next agent."""
         for link in self.open_links:
             link.ignore_dials()
 
     def close(self) -> None:
-        """End every link; they are gone after ``wait_closed``."""
+        """Close every link; they are closed after ``wait_closed``."""
         self._table.draining = True
         for link in self.open_links:
-            link.close("agent stops")
+            link.close("agent is stopping")
 
     async def wait_closed(self) -> None:
         """Wait until no link is left."""
@@ -349,15 +349,15 @@ class Servers:
 
     @property
     def unsent(self) -> bool:
-        """Something that a tunnel said waits in a link."""
+        """Whether data of a tunnel waits in a link."""
         return any(link.unsent for link in self.open_links)
 
     async def _keep(self, address: ServerAddress) -> None:
-        """Keep one link by one address, until the address is gone from the name.
+        """Keep one link at one address, until the name no longer has the address.
 
-        Who finds that it leads to a server that is linked already leaves the rest to those who
-        ask and probe; who finds nobody asks for one that is missing every other time, since it may
-        be that only who is asked for is there.
+        If it leads to a linked server, the rest is left to the tasks that
+        request and probe; if no server answers, every other attempt requests a missing one, because
+        only that one may be reachable.
         """
         backoff = self._backoff()
         looking = False
@@ -367,7 +367,7 @@ class Servers:
             if link is not None and not link.spare:
                 backoff.reset()
                 self._kept.add(address)
-                # Cancelled here, it stays in the table: whoever stops us resets its tunnels.
+                # If cancelled here, the link stays in the table: the shutdown resets its tunnels.
                 while self.links.get(link.server_id) is link:
                     await self._table.wait_change()
                 self._kept.discard(address)
@@ -378,13 +378,13 @@ class Servers:
             await self._pause(address, backoff)
 
     def _in_turn(self) -> ServerId | None:
-        """One of the missing servers; whether it is dead or the address is, is not known."""
+        """One of the missing servers; whether it or the address is dead is unknown."""
         missing = self._table.to_ask_for
         self._turn += 1
         return missing[self._turn % len(missing)] if missing else None
 
     async def _probe(self, address: ServerAddress) -> None:
-        """Look by one address for servers that nobody names, until all are linked."""
+        """Look at one address for unnamed servers, until all are linked."""
         backoff = self._backoff()
         found: set[ServerId] = set()
         await self._let_others_link(backoff)
@@ -398,7 +398,7 @@ class Servers:
             await self._pause(address, backoff)
 
     async def _ask(self, address: ServerAddress) -> None:
-        """Ask by one address for servers that are missing, until all are linked."""
+        """Request missing servers at one address, until all are linked."""
         await self._let_others_link(self._backoff())
         await self._ask_while(
             address,
@@ -407,13 +407,13 @@ class Servers:
         )
 
     async def _replace(self, address: ServerAddress) -> None:
-        """Make links anew by one address, until none may pass through a server that drains."""
+        """Make links anew at one address, until none may pass through a draining server."""
         await self._ask_while(address, self._table.asking_anew, lambda: bool(self._table.unsure))
 
     async def _ask_while(
         self, address: ServerAddress, asking: AskingTurns, some_are_wanted: Callable[[], bool]
     ) -> None:
-        """Ask for each whose turn it is; one that is silent keeps nobody waiting for long."""
+        """Request each server that is due; one that does not answer delays others only briefly."""
         under_way: set[asyncio.Task[None]] = set()
         async with asyncio.TaskGroup() as tries:
             while self._is_current(address) and (some_are_wanted() or under_way):
@@ -426,7 +426,7 @@ class Servers:
                     under_way.add(task)
                     await asyncio.wait({task}, timeout=_PATIENCE_S)
                 else:
-                    # Who is under way tells nobody that it failed: look now and then.
+                    # A pending request does not signal its failure: check periodically.
                     now = self._loop.time()
                     wait_s = _PATIENCE_S if under_way else asking.next_in_s(now=now)
                     await self._table.wait_change(None if full and not under_way else wait_s)
@@ -442,12 +442,12 @@ class Servers:
                 asking.failed(asked, now=self._loop.time())
 
     async def _let_others_link(self, backoff: Backoff) -> None:
-        """Wait a moment where there are several addresses: most are being linked just now."""
+        """Wait a moment if there are several addresses: most are just being linked."""
         if self._answering != self._current:
             await asyncio.sleep(backoff.next_s())
 
     async def _pause(self, address: ServerAddress, backoff: Backoff) -> None:
-        """Wait before the next attempt; for longer while there are many spare links."""
+        """Wait before the next attempt, longer while there are many spare links."""
         while self._table.spare.are_many and self._is_current(address):
             await self._table.wait_change()
         await asyncio.sleep(backoff.next_s())
@@ -456,10 +456,10 @@ class Servers:
         return not self._table.draining and address in self._current
 
     async def _try(self, address: ServerAddress, asked: ServerId | None) -> ServerLink | None:
-        """Make one link by one address, to the server that is asked for or to any.
+        """Make one link at one address, to the requested server or to any.
 
-        Whether somebody answers there decides whether others look there as well. One that refuses
-        us does not mean that nobody is there while the keeper has its link, and would not look.
+        The result decides whether other tasks use the address as well. A refusal
+        does not count as unreachable while the keeper has its link and would not retry.
         """
         link = await self._linking.link(
             self._addresses, address, asked,

@@ -1,4 +1,4 @@
-"""The settings of ``isthmus agent``: konnectivity's proxy-agent flags, and a few of our own."""
+"""The settings of ``isthmus agent``: konnectivity's proxy-agent flags, and additional ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _SRV = re.compile(r"_[A-Za-z0-9-]+\._tcp\..+", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings(CarrierSettings):
-    """Everything that an agent can be told; ``validate()`` says whether it makes sense."""
+    """The settings of an agent; ``validate()`` checks them."""
 
     proxy_server_host: tuple[str, ...] = option(
         ("127.0.0.1",),
@@ -239,23 +239,23 @@ class AgentSettings(CarrierSettings):
 
     @property
     def takes_node_traffic(self) -> bool:
-        """Everything is there that local connections need: gate, address and target."""
+        """Whether gate, address and target for local connections are set."""
         gate = self.gates.enabled(CLUSTER_TO_MASTER)
         return bool(self.node_traffic.target and self.bind.address and gate)
 
     @property
     def alpn(self) -> tuple[str, ...]:
-        """What to offer, in order."""
+        """The ALPN names to offer, in order."""
         ours = () if self.link == "grpc" else (MUX_ALPN,)
         theirs = () if self.link == "mux" else ("h2",)
         return (*ours, *self.alpn_proto, *theirs)
 
     @property
     def identifiers(self) -> Identifiers:
-        """What this agent stands for.
+        """The hosts and networks that this agent serves.
 
         Raises:
-            ConfigError: the text cannot be read.
+            ConfigError: the text is invalid.
         """
         try:
             return Identifiers.parse(self.sent_identifiers)
@@ -264,12 +264,12 @@ class AgentSettings(CarrierSettings):
 
     @property
     def sent_identifiers(self) -> str:
-        """The identifiers as servers hear them: as typed, without empty values."""
+        """The identifiers as sent to servers: as typed, without empty values."""
         return Identifiers.without_empty(self.agent_identifiers)[0]
 
     @property
     def aliases(self) -> Mapping[str, tuple[str, ...]]:
-        """The names that the agent's own resolver knows, in lower case, and their addresses.
+        """The names of the agent's own resolver, in lower case, and their addresses.
 
         Raises:
             ConfigError: an alias is not NAME=ADDRESS or NAME=ADDRESS:PORT.
@@ -287,10 +287,10 @@ class AgentSettings(CarrierSettings):
         return found
 
     def validate(self) -> None:
-        """Hold the settings against each other, before anything is opened.
+        """Check the settings before anything is opened.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_values(self)
         check_durations(self)
@@ -308,7 +308,7 @@ class AgentSettings(CarrierSettings):
             self.identifiers,
             self.aliases,
             self.endpoints.endpoint_lists,
-        )  # each raises if its text is wrong
+        )  # each raises if its text is invalid
         check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
         if self.count_server_leases:
             try:
@@ -321,11 +321,11 @@ class AgentSettings(CarrierSettings):
         self._check_local_ports()
 
     def warnings(self) -> list[str]:
-        """What is not wrong and may still not be meant, each a sentence; after ``validate()``."""
+        """Warnings about valid but probably unintended settings; after ``validate()``."""
         empty = Identifiers.without_empty(self.agent_identifiers)[1]
         return [
             *(
-                f"--agent-identifiers: {key}= has no value and is left out"
+                f"--agent-identifiers: {key}= has no value and is ignored"
                 for key in dict.fromkeys(empty)
             ),
             *self._check_node_traffic(),
@@ -341,7 +341,7 @@ class AgentSettings(CarrierSettings):
         if not self.takes_node_traffic:
             return
         for target in self.node_traffic.targets:
-            # The other ports are bound to one address, and the bind itself tells.
+            # The other ports are bound to one address, so binding detects a conflict.
             if target.local_port == self.admin.health_port and not self.admin.health_bind_address:
                 raise ConfigError(
                     f"--target {target}: local port {target.local_port} is the health port's, at"

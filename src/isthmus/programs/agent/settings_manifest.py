@@ -1,4 +1,4 @@
-"""The settings of ``isthmus manifest agent``: in which form it is to run, and under which names."""
+"""The settings of ``isthmus manifest agent``: the form to run in, and the names of its objects."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _ONLY_FOR = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentManifestSettings(AroundSettings):
-    """How an agent is to be run; ``validate()`` says whether it makes sense."""
+    """How an agent is to be run; ``validate()`` checks it."""
 
     GO: ClassVar = OURS
 
@@ -125,13 +125,13 @@ class AgentManifestSettings(AroundSettings):
     unit_group: str = UNIT_GROUP(group=_GROUP)
 
     def validate(self) -> None:
-        """Look at each setting.
+        """Check each setting.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         if not self.form:
-            raise ConfigError(f"--as is missing: say {', '.join(FORMS[:-1])} or {FORMS[-1]}")
+            raise ConfigError(f"--as is missing: use {', '.join(FORMS[:-1])} or {FORMS[-1]}")
         check_values(self)
         check_name("name", self.name)
         check_namespace(self.namespace)
@@ -151,7 +151,7 @@ class AgentManifestSettings(AroundSettings):
         self.check_around()
 
     def warnings(self, given: Collection[str]) -> list[str]:
-        """What was given, by attribute, and means nothing in this form; each a sentence."""
+        """Warnings about given settings, by attribute, without effect in this form."""
         return [
             f"--{attribute.replace('_', '-')} has no effect with --as={self.form}"
             for attribute, forms in _ONLY_FOR.items()

@@ -1,4 +1,4 @@
-"""The dials that servers ask an agent for, each from the question to the tunnel."""
+"""The dials that servers request from an agent, each from the request to the tunnel."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger("isthmus.agent")
 
 
 class TargetDials(Part):
-    """Every dial that is under way, and what they share."""
+    """All pending dials, and their common state."""
 
     def __init__(self, ground: Ground[AgentSettings, AgentMetrics], tunnels: TunnelTable) -> None:
         settings = ground.settings
@@ -48,7 +48,7 @@ class TargetDials(Part):
         self.under_way: set[TargetDial] = set()
 
     def take(self, incoming: Incoming) -> None:
-        """Begin a dial that a server asks for."""
+        """Start a dial that a server requests."""
         try:
             target = _target(incoming.host, incoming.port)
         except ValueError as exc:
@@ -60,7 +60,7 @@ class TargetDials(Part):
         self.metrics.endpoint_denied(refusal.entry)
         self._ground.once.log(
             ("endpoint", refusal.entry), _QUIET_S, _log, logging.WARNING,
-            "a server asked for what this agent may not dial", target=str(target),
+            "denied a dial that the server requested", target=str(target),
             reason=refusal.why,
         )  # fmt: skip
 
@@ -85,7 +85,7 @@ class TargetDials(Part):
 
 
 class TargetDial:
-    """One dial that a server asked for: the answer of the direct dialer goes back to it."""
+    """One dial that a server requested: the direct dialer's answer goes back to it."""
 
     __slots__ = ("_dial", "_dials", "_incoming", "_span", "_started_at", "_target")
 
@@ -114,7 +114,7 @@ class TargetDial:
             incoming.on_cancelled = self._cancelled
 
     def _cancelled(self) -> None:
-        self._incoming.on_cancelled = None  # or it and we would keep each other
+        self._incoming.on_cancelled = None  # breaks the reference cycle
         self._dials.under_way.discard(self)
         if self._span is not None:
             self._span.cancelled()
@@ -151,7 +151,7 @@ class TargetDial:
 
 
 def _address(end: SocketEnd, target: HostPort) -> str:
-    """What was reached: of a name, the one of its addresses that answered."""
+    """The reached address: for a name, the one that answered."""
     literal = _literal(target)
     if literal:
         return literal
@@ -168,11 +168,11 @@ def _texts(entries: Iterable[Entry]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1024)
 def _target(host: str, port: int) -> HostPort:
-    """Check a target; the same ones come again and again, and checking takes 1.5 µs."""
+    """Check a target; cached, because targets repeat and checking takes 1.5 µs."""
     return HostPort(host, port)
 
 
 @lru_cache(maxsize=1024)
 def _literal(target: HostPort) -> str:
-    """An address as it is written, empty for a name; the same ones come again and again."""
+    """An address as written, empty for a name; cached, because targets repeat."""
     return str(target) if is_address(target.host) else ""

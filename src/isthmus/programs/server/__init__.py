@@ -4,8 +4,8 @@ from isthmus.frame.program import Program
 
 _FLAG_RULES = """\
 Names, meanings and defaults are those of konnectivity's `proxy-server`, except where the tables say
-otherwise. Flags are checked against each other before anything is opened; what is wrong is one
-sentence on standard error and exit code 2.
+otherwise. Flags are checked against each other before anything is opened; an error is one
+line on standard error and exit code 2.
 
 - A TCP frontend needs `--server-cert`, `--server-key` and `--server-ca-cert`. `--uds-name` alone
   opens no TCP port; with `--server-port` as well, both listen.
@@ -13,7 +13,7 @@ sentence on standard error and exit code 2.
   `--server-bind-address`, and no `--server-ca-cert`
   ([who may connect then](../kep-1281.md#the-proposals-own-sample)).
 - `--cluster-cert` and `--cluster-key` are always needed, and `--cluster-ca-cert` too unless
-  `--insecure-agents` says that agents are not authenticated.
+  `--insecure-agents` turns off the authentication of agents.
 - Ports are 0 to 65535, and 0 takes any free one. `--server-port=0` with `--uds-name` and without
   `--server-cert` opens no TCP port, as manifests written for konnectivity expect.
 - `--compat=konnectivity` allows ports from 1024 to 49151 only, and no TCP port beside a UNIX

@@ -1,12 +1,12 @@
-"""Admission of agents: whether a token is good, now and later, and what an agent may claim.
+"""Admission of agents: token reviews, at first and later, and the claims that an agent may make.
 
-A token is good until the API says otherwise: its account, pod or node may be deleted long before
-it expires. The server therefore reviews the token of every linked agent again from time to time,
-spread over time and at a bounded rate. While the API cannot be asked, every agent stays.
+A token is valid until the API says otherwise: its account, pod or node may be deleted long before
+it expires. The server therefore reviews the token of every linked agent periodically,
+spread over time and at a limited rate. While the API is unreachable, every agent stays.
 
-An agent sends its token once. When that token expires, nothing more can be asked about it;
---agent-token-expiry decides whether the link then stays, as that of an expired certificate does.
-The last review comes a while before the expiry, so that clocks that differ cut nobody.
+An agent sends its token once. After the token expires it cannot be reviewed;
+--agent-token-expiry decides whether the link then stays, as with an expired certificate.
+The last review happens a while before the expiry, so that differing clocks cut no link.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ from isthmus.settings.rules_entitlements import BY_NAME, Entitlements
 from isthmus.text.pacing import Backoff
 
 _QUIET_S = 30.0
-#: An agent waits for the API's answer so long, then it is told to come again. Shorter than the
-#: handshake's limit of either side (links/link.py), or it would only hear that that is over.
+#: How long an agent waits for the API's answer before it is told to retry. Shorter than the
+#: handshake limit of either side (links/link.py), or it would only see that limit expire.
 _PATIENCE_S = 7.0
 _log = logging.getLogger("isthmus.server")
 _audit = logging.getLogger("isthmus.audit")
 
 
 def follow_binding(path: str) -> FollowedFile[Entitlements]:
-    """Read the rules of --agent-identity-binding; bad new ones are one line, and the old ones stay.
+    """Read the rules of --agent-identity-binding; invalid new ones are logged, the old ones stay.
 
     Raises:
-        ConfigError: the file cannot be read or is wrong.
+        ConfigError: the file cannot be read or is invalid.
     """
 
     def taken(_: Entitlements) -> None:
         _log.info("reloaded %s", path)
 
     def failed(error: ConfigError) -> None:
-        _log.warning("%s; the rules read before stay in use", error)
+        _log.warning("%s; the previously loaded rules stay in use", error)
 
     return FollowedFile(path, _read_binding, taken=taken, failed=failed)
 
@@ -66,7 +66,7 @@ def _read_binding(path: str) -> Entitlements:
 
 
 class Admission(Part):
-    """Decides on agents; see links.server_side.Admit."""
+    """Admits or refuses agents; see links.server_side.AgentHooks."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class Admission(Part):
         reviewer: Callable[[], TokenReviewer | None],
         cut: Callable[[AgentLink, str], None],
     ) -> None:
-        """``reviewer`` is asked for once the kubeconfig is read.
+        """``reviewer`` is called once the kubeconfig is read.
 
-        ``cut`` ends the link of an agent whose token was taken back, for a reason.
+        ``cut`` ends the link of an agent whose token became invalid, with a reason.
         """
         settings = ground.settings
         self._settings = settings
@@ -85,12 +85,12 @@ class Admission(Part):
         self._cut = cut
         self._binds = bool(settings.agent_identity_binding)
         self._admits = settings.roles.admits_agents
-        #: To be watched; None: there are no rules, or they are those of the names.
+        #: The followed rules file; None without rules, or with the rule "name".
         self.binding_file: FollowedFile[Entitlements] | None = None
         self._reviewer: TokenReviewer | None = None
         self._once = ground.once
         self._reviews: dict[AgentLink, asyncio.Task[None]] = {}
-        #: None: tokens are not asked for, or only once.
+        #: None: tokens are not used, or reviewed only once.
         self.tokens: TokenWatch | None = None
 
     @override
@@ -117,12 +117,12 @@ class Admission(Part):
             yield "tokens", self.tokens.run()
 
     def admit(self, link: AgentLink, token: str, decided: Decided) -> None:
-        """Decide now, or when the API has answered."""
+        """Decide now, or after the API's answer."""
         if self._reviewer is None:
             self._decide(link, decided, self._judge(link), Unwelcome.NOT_ENTITLED)
             return
         if not token:
-            why = "no token was sent, and this server asks for one"
+            why = "no token was sent, but this server requires one"
             self._decide(link, decided, why, Unwelcome.NO_PROOF)
             return
         review = asyncio.get_running_loop().create_task(
@@ -132,7 +132,7 @@ class Admission(Part):
         review.add_done_callback(lambda _: self._reviews.pop(link, None))
 
     def left(self, link: AgentLink) -> None:
-        """An agent is gone: nothing more is asked for it."""
+        """An agent is gone: stop reviewing its token."""
         review = self._reviews.get(link)
         if review is not None:
             review.cancel()
@@ -163,15 +163,15 @@ class Admission(Part):
                     why = verdict.reason
                     self._tell_wait(why, source)
                     if isinstance(verdict, Crowded):
-                        decided(f"{why}, come again later", Unwelcome.TRY_LATER)
+                        decided(f"{why}, retry later", Unwelcome.TRY_LATER)
                         return
                     await asyncio.sleep(backoff.next_s())
         except TimeoutError:
-            # Nothing is known against it, so that the audit has nothing to say; where the API is
-            # and what is wrong with it is not for somebody who has proved nothing.
+            # Nothing is known against the agent, so the audit log gets no record; details of the
+            # API's failure are not sent to an unauthenticated peer.
             self._tell_wait(why, source)
             decided(
-                "the server cannot ask the Kubernetes API about tokens now, come again later",
+                "the server cannot reach the Kubernetes API to review tokens, retry later",
                 Unwelcome.TRY_LATER,
             )
 
@@ -203,8 +203,8 @@ class Admission(Part):
         decided(refusal, kind)
 
     def _tell_audit(self, link: AgentLink, refusal: str) -> None:
-        # It comes again as fast as it likes, and with tokens nobody has proved anything yet: the
-        # same refusal of the same host is told once, and then how often it was repeated.
+        # Agents retry at any rate, and with tokens they are unauthenticated: the
+        # same refusal of the same host is logged once, and then with the number of repetitions.
         host = link.peer_address.rpartition(":")[0]
         self._once.log(
             ("refused", host, link.agent_id, refusal), _QUIET_S, _audit, logging.WARNING,
@@ -220,9 +220,9 @@ class Admission(Part):
             self._reviewer.close()
 
 
-#: How many reviews in a second at the most, besides those of agents that come.
+#: The most reviews per second, besides those of new agents.
 MOST_PER_S = 10
-#: So long before a token expires it is looked at for the last time.
+#: The time between the last review of a token and its expiry.
 LAST_S = 60.0
 _TICK_S = 1.0
 _OUTAGE_S = 30.0
@@ -231,7 +231,7 @@ _OUTAGE_QUIET_S = 60.0
 
 @dataclass(slots=True, kw_only=True)
 class _Held:
-    """What is known of a link's token; ``due`` and ``expires`` are times of the loop's clock."""
+    """The state of a link's token; ``due`` and ``expires`` are times of the loop's clock."""
 
     token: str
     due: float
@@ -242,7 +242,7 @@ class _Held:
 
 
 class TokenWatch:
-    """The tokens of the agents that are linked, each kept as long as its link."""
+    """The tokens of linked agents, each kept as long as its link."""
 
     def __init__(
         self,
@@ -255,7 +255,7 @@ class TokenWatch:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """``cut`` ends a link, for a reason."""
+        """``cut`` ends a link with a reason."""
         self._reviewer = reviewer
         self._every_s = settings.agent_token_review_interval_s
         self._cut_expired = settings.agent_token_expiry == CUT
@@ -270,7 +270,7 @@ class TokenWatch:
         return len(self._held)
 
     def admitted(self, link: AgentLink, token: str) -> None:
-        """An agent was let in with this token."""
+        """An agent was admitted with this token."""
         now = self._clock()
         ends = expiry(token)
         left_s = ends.timestamp() - self._wall_clock() if ends is not None else None
@@ -278,9 +278,9 @@ class TokenWatch:
         self._plan(link, held, now)
 
     def _plan(self, link: AgentLink, held: _Held, now: float) -> None:
-        """Say when to look next; at none, forget it."""
-        # Thousands of agents come at once after a server was away: they are not to be asked about
-        # at once for ever after.
+        """Schedule the next review; without one, drop the token."""
+        # Thousands of agents connect at once after a server was down: their reviews must not
+        # stay synchronised.
         due = now + self._every_s * (0.5 + self._chance())
         if held.expires is not None:
             last = held.expires if self._cut_expired else held.expires - LAST_S
@@ -292,13 +292,13 @@ class TokenWatch:
         self._held[link] = held
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Review until cancelled."""
         while True:
             await asyncio.sleep(_TICK_S)
             await self.look()
 
     async def look(self) -> None:
-        """Ask about those that are due, so many at the most."""
+        """Review tokens that are due, at most ``_MOST_AT_ONCE``."""
         for link in [link for link in self._held if link.closed_because]:
             del self._held[link]
         now = self._clock()
@@ -311,14 +311,14 @@ class TokenWatch:
                 self._wait(verdict.reason)
                 return
             if isinstance(verdict, Crowded):
-                return  # it is due still
+                return  # it is still due
             if isinstance(verdict, Rejected) and verdict.judged:
                 self._reject(link, verdict.reason)
             else:
                 self._plan(link, held, self._clock())
 
     def _wait(self, why: str) -> None:
-        """Ask nothing for a while; nobody is cut for that."""
+        """Pause reviews; no link is cut for that."""
         until = self._clock() + _OUTAGE_S
         for held in self._held.values():
             held.due = max(held.due, until)
@@ -329,4 +329,4 @@ class TokenWatch:
 
     def _reject(self, link: AgentLink, why: str) -> None:
         del self._held[link]
-        self._cut(link, f"its token is not accepted any more: {why}")
+        self._cut(link, f"its token is no longer accepted: {why}")

@@ -1,4 +1,4 @@
-"""The parts of a server that agents see: their port, and the links that came of it."""
+"""The parts of a server for agents: their port, and its links."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LOOK_AGAIN_S = 0.05
 
 
 class AgentListening(Part):
-    """The port of agents, which goes on listening while a lone server drains."""
+    """The port of agents, which keeps listening while a lone server drains."""
 
     def __init__(
         self,
@@ -62,8 +62,8 @@ class AgentListening(Part):
 
     @override
     def busy(self) -> bool:
-        # Of what passes through to other servers nothing can be seen; agents that have another way
-        # to those by now, and no tunnels by this one any more, have ended it.
+        # Traffic passing through to other servers is opaque; agents that by now have another path
+        # to those, and no tunnels on this one, have closed it.
         return len(self._door.handing) > 0
 
     @override
@@ -96,7 +96,7 @@ class AgentLinks(Part):
 
     @property
     def has_peers(self) -> bool:  # type: ignore[override]  # agents may go to other servers
-        """Agents may go to other servers; workers beside this one are none."""
+        """Whether agents may use other servers; sibling workers do not count."""
         return len(self._door.peers) > 0
 
     @override
@@ -115,11 +115,11 @@ class AgentLinks(Part):
     @override
     def close(self) -> None:
         for link in list(self._door.links):
-            link.close("server stops")
+            link.close("server is stopping")
 
     @override
     async def wait_closed(self) -> None:
-        """Each is gone when its peer closed too, or GOODBYE_S later; whatever went wrong, we go."""
+        """Wait until each peer closed too, at most GOODBYE_S, ignoring errors."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(2 * GOODBYE_S):
                 while self._door.links:
@@ -127,7 +127,7 @@ class AgentLinks(Part):
 
     @override
     def ready(self) -> Iterable[Check]:
-        """An agent could be chosen, or none is needed."""
+        """Ready if an agent could be chosen, or none is needed."""
         agents = (
             self._networks.reachable_without_agents
             or any(self._door.agents.ready_by_strategy().values())
@@ -160,7 +160,7 @@ class AgentLinks(Part):
 
 
 def agent_view(links: list[AgentLink], within: Mapping[AgentLink, str] | None = None) -> AgentView:
-    """Show an agent by its links."""
+    """The view of an agent, from its links."""
     first = links[0]
     return AgentView(
         id=first.agent_id,
@@ -168,7 +168,7 @@ def agent_view(links: list[AgentLink], within: Mapping[AgentLink, str] | None = 
         identifiers=tuple(filter(None, first.identifiers.to_query().split("&"))),
         version=first.version,
         zone=first.zone,
-        # Without networks an agent may still have named one.
+        # Without configured networks an agent may still have named one.
         network=first.network if within is None else within.get(first, ""),
         links=len(links),
         tunnels=sum(link.load for link in links),

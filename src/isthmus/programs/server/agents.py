@@ -2,8 +2,8 @@
 
 After a restart every agent of a cluster connects within a second or two, and each has ten seconds
 for its handshake. If the CPU served them all in turn, thousands would get half a handshake each and
-none would finish in time. ``Handshakes`` therefore serves some at once and leaves the others
-unread, the newest first: they have the most time left, and the oldest may have given up already.
+none would finish in time. ``Handshakes`` therefore serves some at once, the newest first, and
+leaves the others unread: the newest have the most time left, and the oldest may have given up.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ _audit = logging.getLogger("isthmus.audit")
 MOST_GREETING = 1024
 AGENT_FLAG = "--agent-port"
 _QUIET_S = 60.0
-#: Of the descriptors: the others are for clients, nodes' connections, files.
+#: The part of the descriptors for agents; the rest is for clients, nodes' connections, files.
 _SHARE = 4
 
-#: What is said when an agent links and the gate of KEP-2025 is on at one side only.
+#: Log messages when an agent links and the gate of KEP-2025 is on at one side only.
 _SAID_OF_GATES = {
     GateState.THERE_ONLY: (
         logging.WARNING,
-        f"{CLUSTER_TO_MASTER} is on at this agent and off at this server: whatever its nodes ask"
-        f" for is denied until {FLAG}={CLUSTER_TO_MASTER}=true is set here, too",
+        f"{CLUSTER_TO_MASTER} is on at this agent and off at this server: requests from its nodes"
+        f" are denied until {FLAG}={CLUSTER_TO_MASTER}=true is set here, too",
     ),
     GateState.HERE_ONLY: (
         logging.INFO,
@@ -71,7 +71,7 @@ _SAID_OF_GATES = {
         f" control plane through it until {FLAG}={CLUSTER_TO_MASTER}=true is set there, too",
     ),
     GateState.SILENT: (
-        logging.DEBUG,  # nothing is wrong with konnectivity's agents
+        logging.DEBUG,  # normal for konnectivity's agents
         f"{CLUSTER_TO_MASTER} is on at this server, and this agent is konnectivity's or older than"
         " the gate: no node reaches the control plane through it",
     ),
@@ -79,7 +79,7 @@ _SAID_OF_GATES = {
 
 
 class GateNotes:
-    """Says it once for each agent, and again when it has become different."""
+    """Logs each message once for each agent, and again when the state changes."""
 
     def __init__(self, *, enabled: bool) -> None:
         self._enabled = enabled
@@ -97,9 +97,9 @@ class GateNotes:
 
 
 class AgentDoor:
-    """The port that agents connect to, and the links that came of it.
+    """The port that agents connect to, and its links.
 
-    ``links`` are all, from their first byte; ``agents`` those that may be chosen for dials.
+    ``links`` are all links, from their first byte; ``agents`` those that may be chosen for dials.
     """
 
     def __init__(
@@ -141,10 +141,10 @@ class AgentDoor:
         self._draining = False
         self._count: int | None = None
         self._by_id: dict[int, AgentLink] = {}
-        self._same_agent: dict[AgentId, list[AgentLink]] = {}  # of those in ``agents``
+        self._same_agent: dict[AgentId, list[AgentLink]] = {}  # the links in ``agents`` by id
         self._gates = GateNotes(enabled=settings.gates.enabled(CLUSTER_TO_MASTER))
         self.links: set[AgentLink] = set()
-        #: Links of other servers, which pass dials to our agents.
+        #: Links from other servers, which relay dials to our agents.
         self.relays: set[AgentLink] = set()
         self._told_agents = 0
         if agents is None:
@@ -157,7 +157,7 @@ class AgentDoor:
         self.places = ConnectionSlots(
             places(settings.max_connections, _SHARE), settings.max_connections_per_source
         )
-        #: Those that have not been welcomed yet.
+        #: Links that are not welcomed yet.
         self.strangers: Strangers[AgentLink | HelloPeek] = Strangers(MOST_GREETING)
         self.allowance = Allowance(loop.time)
         self.handshakes = Handshakes(loop)
@@ -168,36 +168,36 @@ class AgentDoor:
 
     @property
     def alpn(self) -> tuple[str, ...]:
-        """What agents may ask for: our own protocol by our own id as well."""
+        """The accepted ALPN names: our own protocol with our own id as well."""
         alpn = self._settings.agent_alpn
         if self._settings.relay.peer_relay_name:
-            alpn = (*alpn, RELAY_ALPN)  # last: whoever offers it offers nothing else
+            alpn = (*alpn, RELAY_ALPN)  # last: a relaying server offers nothing else
         by_id = self._settings.link != "grpc" and is_askable(self._id)
         return (alpn_asking_for(self._id), *alpn) if by_id else alpn
 
     @property
     def listeners(self) -> Sequence[Listener]:
-        """What was opened, stopped or not."""
+        """The opened listeners, stopped or not."""
         return self._listeners
 
     def take_dials(
         self, of_agents: Callable[[Incoming], None], of_servers: Callable[[Incoming], None]
     ) -> None:
-        """Take what agents ask for on behalf of their nodes, and what other servers pass on."""
+        """Set the handlers for dials of nodes, and for dials relayed by other servers."""
         self._hooks = replace(self._hooks, on_dial=of_agents)
         self._on_relayed = of_servers
 
     def bind(self) -> None:
-        """Bind the port, and accept nothing yet.
+        """Bind the port without accepting.
 
         Raises:
-            ConfigError: it cannot be bound.
+            ConfigError: the port cannot be bound.
         """
         if self._handed is None:
             self._bound = bind_agents(self._settings)
 
     def open(self, context: HotContext, admission: Admission) -> None:
-        """Accept agents from now on, as far as they are admitted."""
+        """Start accepting agents, subject to admission."""
         self._admission = admission
         accept = ConnectionGate(self.places, partial(self._accept, context), self._refuse)
         if self._handed is not None:
@@ -213,27 +213,27 @@ class AgentDoor:
         self.handing.listening.append((host, port))
 
     def drain(self) -> None:
-        """Tell the agents that nothing new is asked of them, and who comes from now on.
+        """Tell current and later agents that they get no new dials.
 
-        Where there are other servers nobody comes any more: a balancer leads them to those.
+        With other servers the port closes: a balancer then chooses those.
         """
         self._draining = True
         self.handing.drain()
         if self.peers.ids:
-            # Behind one address whoever looks for another server would meet us again and again,
-            # for as long as we drain, and be handed on to nobody.
+            # Behind one address, an agent that looks for another server would reach this one again
+            # and again while it drains, without being handed on.
             for listener in self._listeners:
                 listener.stop()
         for link in list(self.links):
             link.drain()
 
     def take_no_more(self) -> None:
-        """The drain is over: whatever is still asked for is for the next server."""
+        """The drain is over: later dials are for the next server."""
         for link in self.links:
             link.ignore_dials()
 
     def shut(self) -> None:
-        """Accept nobody more; the links stay."""
+        """Stop accepting; the links stay."""
         for sock in self._bound:
             sock.close()
         self._bound.clear()
@@ -243,26 +243,26 @@ class AgentDoor:
         self.handshakes.close()
 
     def link_of(self, link_id: int) -> AgentLink | None:
-        """The link of this number, while it is there."""
+        """The link with this id, while it exists."""
         return self._by_id.get(link_id)
 
     # Membership.
 
     def counted(self, count: int) -> None:
-        """So many servers were counted; what is counted replaces --server-count."""
+        """Set the counted number of servers, which replaces --server-count."""
         self._count = count
         self.tell_membership()
 
     def tell_membership(self) -> None:
-        """Tell every agent about the set of servers."""
+        """Send every agent the set of servers."""
         for link in list(self.links):
             link.tell_membership()
 
     @property
     def server_count(self) -> int:
-        """How many servers there are, as agents are told."""
+        """The number of servers, as announced to agents."""
         count = self._settings.announced_count if self._count is None else self._count
-        # Never fewer than are named: an agent that believed it would not look for the rest.
+        # Never fewer than the named ones: an agent would not look for the rest.
         return max(count, len(self.peers.ids))
 
     def _membership(self) -> Membership:
@@ -277,7 +277,7 @@ class AgentDoor:
 
     def _accept(self, context: HotContext, sock: socket.socket) -> None:
         source = source_of(sock)
-        # Nobody has proved anything yet: they may not take every descriptor, nor all of our time.
+        # Unauthenticated: these may take neither every descriptor nor all of our time.
         full = stranger_refusal(source, self.strangers, self.allowance, self._budget)
         if full is not None:
             with sock:
@@ -292,7 +292,7 @@ class AgentDoor:
             self._serve(context, sock)
 
     def _crowd_out(self, stranger: AgentLink | HelloPeek) -> None:
-        """End one of whoever has most strangers, for one of whoever has fewer."""
+        """Drop an unauthenticated connection of the source with the most of them."""
         self.strangers.remove(stranger)
         if isinstance(stranger, HelloPeek):
             self.no_place(TlsPort.AGENT, AdmissionRefusal.CROWD, source_of(stranger.sock))
@@ -302,13 +302,13 @@ class AgentDoor:
             stranger.lost("crowded out", LinkStage.REFUSED)
 
     def _refuse(self, sock: socket.socket, why: AdmissionRefusal, source: str) -> None:
-        """Before a handshake there is only a reset; see net.gate.Refuse."""
+        """Reset: before a handshake there is no other answer; see connection_gate.Refuse."""
         self.no_place(TlsPort.AGENT, why, source)
         self._metrics.link_failed(LinkStage.REFUSED)
         reset(sock)
 
     def no_place(self, port: TlsPort, why: AdmissionRefusal, source: str) -> None:
-        """Count a connection for which there was no place, and say it now and then."""
+        """Count a refused connection, and log it at a limited rate."""
         self._metrics.connection_refused(port, why)
         self._once.log(
             ("no place", port, why), _QUIET_S, _log, logging.WARNING, "connection refused",
@@ -322,14 +322,14 @@ class AgentDoor:
         events: int = 0,
         handshake_s: float | None = None,
     ) -> None:
-        assert self._admission is not None  # made before the port was opened
+        assert self._admission is not None  # set before the port was opened
         source = source_of(sock)
         link = AgentLink(self.terms, self._hooks, sock, context.current, handshake_s=handshake_s)
         self.links.add(link)
         self.strangers.add(link, source)
         self._by_id[link.id] = link
         self.handshakes.came(link)
-        if events:  # its edges came while its hello was looked at
+        if events:  # its edges occurred while its hello was read
             link.carrier.on_events(events)
 
     def _may_read(self, source: str, size: int) -> bool:
@@ -350,7 +350,7 @@ class AgentDoor:
         decided(refusal, Unwelcome.NOT_ENTITLED)
 
     def _lost(self, sock: socket.socket, late: bool) -> None:
-        """A connection ended, or was too slow, before it was a link."""
+        """A connection ended or timed out before it became a link."""
         stage = LinkStage.TIMED_OUT if late else LinkStage.LOST
         self._metrics.link_failed(stage)
         self._once.log(
@@ -360,20 +360,20 @@ class AgentDoor:
         )  # fmt: skip
 
     def _relay_ready(self, link: AgentLink) -> None:
-        """Another server may pass dials to our agents; it is never asked for anything itself."""
+        """Another server may relay dials to our agents; none are sent to it."""
         link.on_dial = self._on_relayed
         self.relays.add(link)
         link.tell_agents(self._told_agents)
         if self._draining:
             link.drain()
         log(
-            _log, logging.INFO, "another server passes dials to our agents",
+            _log, logging.INFO, "another server relays dials to our agents",
             server_id=link.agent_id, link=link.id, address=link.peer_address,
             identity=str(link.identity), version=link.version,
         )  # fmt: skip
 
     def _count_agents(self) -> None:
-        """Tell other servers when the first agent has come, or the last has gone."""
+        """Tell other servers when the first agent is linked or the last one lost."""
         number = len(self.agents)
         before, self._told_agents = self._told_agents, number
         if bool(number) != bool(before):
@@ -388,9 +388,9 @@ class AgentDoor:
             self._relay_ready(link)
             return
         others = self._same_agent.setdefault(link.agent_id, [])
-        # An agent that looks for more servers behind one address meets us again: no news.
+        # An agent that looks for more servers behind one address reaches us again: not logged.
         link.is_extra = any(it.peer_host == link.peer_host for it in others)
-        # Where servers hand agents on, one agent comes by several addresses.
+        # If servers hand agents on, one agent may have several addresses.
         if others and not link.is_extra and not len(self.peers):
             self._once.log(
                 ("one id", link.agent_id), _QUIET_S, _log, logging.WARNING,
@@ -441,8 +441,8 @@ class AgentDoor:
             self._once.log, ("link", link.stage, link.audited), _QUIET_S, _log
         )  # fmt: skip
         log_it(
-            # A load balancer that looks whether the port is open connects and leaves: no warning.
-            # What the audit has said is not said twice.
+            # A load balancer's port check connects and leaves: not a warning.
+            # What was audited is not logged again.
             logging.DEBUG if link.is_extra or link.audited
             else logging.INFO if was_ready or link.stage is LinkStage.LOST
             else logging.WARNING,
@@ -453,35 +453,35 @@ class AgentDoor:
 
 
 def relay_refusal(link: AgentLink, names: Collection[str]) -> str:
-    """Why a program that wants to relay may not; empty: it may."""
+    """Why a program may not relay; empty if it may."""
     identity = link.identity
     if identity.kind == "certificate" and not {identity.name, *identity.sans}.isdisjoint(names):
         return ""
-    return f"{identity} is no server that may relay (--peer-relay-name)"
+    return f"{identity} is not allowed to relay (--peer-relay-name)"
 
 
 def refuse_dial(incoming: Incoming) -> None:
-    """Nobody takes dials yet."""
-    incoming.refuse(DialFailure.DENIED, "this server takes no dials")
+    """Refuse dials until handlers are set."""
+    incoming.refuse(DialFailure.DENIED, "this server accepts no dials")
 
 
 def bind_agents(settings: ServerSettings) -> list[socket.socket]:
     """Bind the port of agents.
 
     Raises:
-        ConfigError: it cannot be bound.
+        ConfigError: the port cannot be bound.
     """
     return bind_tcp(settings.agent_bind_address, settings.agent_port, flag=AGENT_FLAG)
 
 
 def below(number: int) -> int:
-    """Pick by chance; random.randrange() takes 0.6 µs, this 0.1 (timeit)."""
+    """A random number; random.randrange() takes 0.6 µs, this 0.1 (timeit)."""
     return int(random.random() * number)
 
 
-#: Enough for agents that are far away: with a round trip of 300 ms these are some 200 a second.
+#: Enough for distant agents: with a round trip of 300 ms about 200 per second.
 MOST_AT_ONCE = 128
-#: Who takes longer does not keep others out: it waits for its network, or for nothing.
+#: A handshake that takes longer gives up its slot: it waits for its network, or is dead.
 PLACE_S = 1.0
 _LOOK_S = 0.1
 
@@ -499,7 +499,7 @@ class HeldCarrier(Protocol):
 
 
 class Shaking(Protocol):
-    """A link that shakes hands."""
+    """A link in its handshake."""
 
     closed_because: str
 
@@ -508,16 +508,16 @@ class Shaking(Protocol):
         """Its connection."""
 
     def lost(self, why: str) -> None:
-        """It is over."""
+        """End it."""
 
 
 class Handshakes:
-    """Lets some links at a time read, until each is ready or gone; who waits is not read."""
+    """Reads a limited number of links at a time, until each is ready or gone."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, most: int = MOST_AT_ONCE) -> None:
         self._loop = loop
         self._most = most
-        self._served: dict[Shaking, float] = {}  # since when, the oldest first
+        self._served: dict[Shaking, float] = {}  # since when, oldest first
         self._waiting: dict[Shaking, None] = {}
         self._timer: asyncio.TimerHandle | None = None
 
@@ -525,7 +525,7 @@ class Handshakes:
         return len(self._served) + len(self._waiting)
 
     def came(self, link: Shaking) -> None:
-        """A connection was accepted, and nothing was read from it yet."""
+        """Add an accepted connection from which nothing was read."""
         if len(self._served) < self._most:
             self._served[link] = self._loop.time()
             return
@@ -535,14 +535,14 @@ class Handshakes:
             self._timer = self._loop.call_later(_LOOK_S, self._look)
 
     def over(self, link: Shaking) -> None:
-        """It is ready, or gone, or was none of ours; the next may begin."""
+        """Remove a link that is ready or gone; the next one may start."""
         if self._served.pop(link, None) is not None:
             self._serve_next()
         else:
             self._waiting.pop(link, None)
 
     def close(self) -> None:
-        """Nobody else is served."""
+        """Stop serving."""
         self._waiting.clear()
         if self._timer is not None:
             self._timer.cancel()
@@ -552,13 +552,13 @@ class Handshakes:
         while self._waiting and len(self._served) < self._most:
             link, _ = self._waiting.popitem()
             if link.carrier.peer_shut:
-                link.lost("left before its turn")  # a handshake would be work for nothing
+                link.lost("left before its turn")  # a handshake would be wasted
             elif not link.closed_because:
                 self._served[link] = self._loop.time()
                 link.carrier.resume_reading()
 
     def _look(self) -> None:
-        """Take the places of those that have had theirs for long."""
+        """Free the slots of links that have held theirs for too long."""
         since = self._loop.time() - PLACE_S
         for link in [it for it, began in self._served.items() if began < since]:
             del self._served[link]

@@ -1,4 +1,4 @@
-"""One request of a client, from its dial to a tunnel or a refusal: answered, counted, audited.
+"""One request of a client, from its dial to a tunnel or a refusal, with metrics and audit.
 
 A tunnel whose link was lost before its first byte (tunnel/first_byte.py) is dialed again.
 """
@@ -36,9 +36,9 @@ _log = logging.getLogger("isthmus.server")
 
 
 class ClientDial:
-    """The answer of a request's dial becomes a tunnel or a refusal.
+    """Turns the answer of a request's dial into a tunnel or a refusal.
 
-    See dialers.through_agent.DialOwner, and frontends.backend.Dial for the client.
+    See through_agent.DialOwner, and backend.Dial for the client's side.
     """
 
     __slots__ = (
@@ -58,14 +58,14 @@ class ClientDial:
         self._server = server
         self._client = client
         self._dial: AgentDial | None = None
-        self.hold: Hold | None = None  # what it takes of its requester's shares
+        self.hold: Hold | None = None  # what it takes from its requester's shares
         self._payer = requester if requester is not ANONYMOUS else payer_of(requester, client)
         asking = client.asking
         if asking is not NOTHING and not server.believes(requester):
             asking = asking.only_trace()
-        # What the client says, as far as it is believed.
+        # The client's claims, as far as they are trusted.
         self.request = DialRequest(target, requester, client.frontend, client.connection_id, asking)
-        # Asked while the client is there: it may have left when there is something to write.
+        # Read now: the client may have left when the record is written.
         self._address = client.client_address if server.audit is not None else ""
         self._trace: DialTrace | None = None
         if server.tracing is not None:
@@ -78,12 +78,12 @@ class ClientDial:
             )
 
     def pass_on(self, request: DialRequest) -> DialRequest:
-        """Somebody is asked now: what to tell them; each has a span of its own."""
+        """The request for the next attempt; each attempt has its own span."""
         trace = self._trace
         return request if trace is None else request._replace(asking=trace.ask(request.asking))
 
     def payer(self) -> Account:
-        # By its address where it did not prove who it is.
+        # By its address if it is not authenticated.
         return self._server.budget.account(self._payer)
 
     def start(self) -> ClientDial:
@@ -105,7 +105,7 @@ class ClientDial:
         return self
 
     def cancel(self) -> None:
-        """The client is gone: take the dial back."""
+        """The client is gone: cancel the dial."""
         dial, self._dial = self._dial, None
         if dial is None:
             return
@@ -113,7 +113,7 @@ class ClientDial:
         self._left(dial)
 
     def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
-        """The target is reached: join the client to it."""
+        """The target was reached: join the client to it."""
         server, client = self._server, self._client
         self._dial = None
         end = client.established()
@@ -128,7 +128,7 @@ class ClientDial:
         server.metrics.relays.answered(outcome.relay, None, dial.asked_in_vain)
         hold, gates = self.hold, None
         if hold is not None:
-            assert server.networks.shares is not None  # or nothing would be held
+            assert server.networks.shares is not None  # otherwise there would be no hold
             gates = server.networks.shares.gates(hold)
         told = self._told(dial)
         if link is None:
@@ -144,13 +144,13 @@ class ClientDial:
             )
 
     def _told(self, dial: AgentDial) -> Callable[[Tunnel, float], None] | None:
-        """What wants to know the end of the tunnel; its begin is written down."""
+        """Record the start of the tunnel; returns the callback for its end."""
         audit, hold = self._server.audit, self.hold
         told = None if audit is None else audit.began(self._client, self._address, dial)
         return told if hold is None else partial(_ended, hold, told)
 
     def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
-        """It is not: answer and count."""
+        """The dial failed: answer and count."""
         server = self._server
         self._dial = None
         if self.hold is not None:
@@ -171,7 +171,7 @@ class ClientDial:
         self._client.dial_failed(failure, detail)
 
     def _left(self, dial: AgentDial) -> None:
-        """The client did not wait for the answer."""
+        """The client left before the answer."""
         if self.hold is not None:
             self.hold.release()
         if self._trace is not None:
@@ -189,12 +189,12 @@ def _ended(
         told(tunnel, duration_s)
 
 
-#: Gives what wants to know the end of a tunnel that is now reached by this dial.
+#: Returns the callback for the end of a tunnel that this dial now serves.
 Tells = Callable[[AgentDial], Callable[[Tunnel, float], None] | None]
 
 
 class Retry:
-    """Who wants the answer of such a dial; see dialers.through_agent.DialOwner."""
+    """The owner of a repeated dial; see through_agent.DialOwner."""
 
     __slots__ = ("_server", "_tells", "_tunnel")
 
@@ -204,15 +204,15 @@ class Retry:
         self._tells = tells
 
     def pass_on(self, request: DialRequest) -> DialRequest:
-        """What was said at first."""
+        """The original request."""
         return request
 
     def payer(self) -> Account:
         return self._server.budget.account(self._tunnel.request.requester)
 
     def dialed(self, dial: AgentDial, stream: BaseEnd, link: AnyLink | None) -> None:
-        """The target is reached again: the tunnel goes on as if nothing had been."""
-        if link is None:  # no way but by links is dialed again
+        """The target was reached again: the tunnel continues."""
+        if link is None:  # only dials through links are repeated
             stream.abort(Ending.CANCELLED)
             return
         tunnel = self._tunnel
@@ -226,14 +226,14 @@ class Retry:
         tunnel.dialed_again(stream, dial.outcome)
 
     def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
-        """It is not: the tunnel ends with its link."""
+        """The dial failed: the tunnel ends with its link."""
         self._tunnel.not_dialed_again()
 
 
 def dial_again(
     server: ServerDials, first: AgentDial, lost: AnyLink, tells: Tells, tunnel: UntouchedTunnel
 ) -> AgentDial | None:
-    """Dial again for a tunnel that lost this link; None: nobody can be asked any more."""
+    """Dial again for a tunnel that lost this link; None: no agent is left."""
     if not may_dial_again(first):
         return None
     dial = Again(first, lost, Retry(server, tunnel, tells))
@@ -242,14 +242,14 @@ def dial_again(
 
 
 class ClientRequests:
-    """What clients of the frontends ask for; see frontends.backend.Backend."""
+    """Handles the requests of frontends' clients; see backend.Backend."""
 
     def __init__(self, server: ServerDials) -> None:
         self._server = server
         self.believes = server.believes
 
     def dial(self, request: Request, target: HostPort) -> ClientDial:
-        """A client asks for a target."""
+        """Dial a target for a client."""
         return ClientDial(self._server, request, target, request.requester).start()
 
     def refused(self, status: int, request: Request | None = None, reason: str = "") -> None:
@@ -260,13 +260,13 @@ class ClientRequests:
             server.audit.refused(request, status, reason)
 
     def handshake_failed(self, error: ssl.SSLError) -> None:
-        """Count a client that did not prove who it is."""
+        """Count a client that failed to authenticate."""
         self._server.metrics.tls_refused(TlsPort.FRONTEND, refusal_of(error))
 
     def no_place(self, why: AdmissionRefusal, source: str) -> None:
-        """Count a connection of a client for which there was no place."""
+        """Count a refused client connection."""
         self._server.agent_door.no_place(TlsPort.FRONTEND, why, source)
 
     def abandoned(self) -> None:
-        """Count a client that left while its dial was under way."""
+        """Count a client that left during its dial."""
         self._server.metrics.dial_abandoned()

@@ -40,8 +40,8 @@ def run(settings: ServerSettings) -> int:
 def setup_socket(sockets: tuple[str, ...], owner: int) -> int:
     """Give the directory of the server's socket to its user, as root
 
-    The kubelet makes a directory of the node as root's, and a server that is not root cannot make a
-    socket there. This needs CAP_CHOWN and nothing else. For an init container; safe to repeat.
+    The kubelet creates a node's directory as root, and a server that is not root cannot create a
+    socket there. This needs only CAP_CHOWN. For an init container; safe to repeat.
 
     \b
     Example:
@@ -52,13 +52,13 @@ def setup_socket(sockets: tuple[str, ...], owner: int) -> int:
 
     for directory in dict.fromkeys(Path(path).parent for path in sockets):
         if directory == Path(directory.anchor):
-            raise ConfigError(f"--uds-name: {directory} is nobody's to give away")
+            raise ConfigError(f"--uds-name: refusing to change the owner of {directory}")
         try:
-            # Not what a link leads to: whoever can write there would be given anything.
+            # Not through a symbolic link, which could point to any directory.
             os.chown(directory, owner, owner, follow_symlinks=False)
         except OSError as error:
             raise ConfigError(f"{directory}: {error.strerror}") from error
-        click.echo(f"{directory} is of {owner}")
+        click.echo(f"{directory} now belongs to {owner}")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""What every dial of a server uses, whoever asks for it: the agents' dialer, audit log, tracing."""
+"""The common parts of all dials of a server: the agents' dialer, audit log, tracing."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ class Records(Part):
             ground.handed.on_audit = self._told
 
     def _told(self, failing: bool) -> None:
-        """The parent can or cannot write our records into the file."""
+        """The parent reports whether it can write our records."""
         self._fails_elsewhere = failing
 
     def believes(self, requester: Identity) -> bool:
-        """What somebody says about their request counts if they proved who they are."""
+        """Whether to trust a requester's claims: only if authenticated."""
         return is_proven(requester) and not self._ground.settings.compat
 
     def _fails(self) -> bool:
         return self._fails_elsewhere or (self.audit is not None and self.audit.log.failing)
 
     def unaudited(self) -> str:
-        """Say why nothing may be dialed now, because nobody could write it down."""
+        """Why dials are refused now because they could not be audited; otherwise empty."""
         return UNAUDITED if self._denies and self._fails() else ""
 
     @override
@@ -62,13 +62,13 @@ class Records(Part):
 
     @override
     async def wait_closed(self) -> None:
-        """Last, when everything has ended that it tells of."""
+        """Closes last, after everything that it records."""
         if self.audit is not None:
             await asyncio.to_thread(self.audit.log.close)
 
 
 class ReopenedRecords(Records):
-    """An audit log in a file of its own, which SIGHUP opens again, as logrotate expects."""
+    """An audit log with its own file, which SIGHUP reopens, as logrotate expects."""
 
     @override
     def reload(self) -> None:
@@ -77,13 +77,13 @@ class ReopenedRecords(Records):
 
 
 def records_of(ground: Ground[ServerSettings, ServerMetrics]) -> Records:
-    """The records of a server; without a file of its own SIGHUP means nothing to it."""
+    """The records of a server; without its own file SIGHUP has no effect."""
     own_file = bool(ground.settings.audit.log_path) and ground.handed is None
     return ReopenedRecords(ground) if own_file else Records(ground)
 
 
 class ServerDials(Part):
-    """Dials by agents, whoever asks, and what each of them may use of a server."""
+    """Dials through agents, for all kinds of requesters, and their common resources."""
 
     def __init__(
         self,
@@ -134,6 +134,6 @@ class ServerDials(Part):
 
     @override
     def close(self) -> None:
-        # Before their links are closed, or each would be asked of the next link.
+        # Before their links are closed, or each dial would move to the next link.
         for dial in self.dialer.pending.take_all():
-            dial.give_up(DialFailure.AGENT_LOST, "server stops")
+            dial.give_up(DialFailure.AGENT_LOST, "server is stopping")

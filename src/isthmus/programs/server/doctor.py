@@ -1,4 +1,4 @@
-"""What a server's settings name, for the doctor: certificates, doors, the agents' port, peers."""
+"""What the doctor checks of a server's settings: certificates, listeners, agent port, peers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from isthmus.wire.alpn import RELAY_ALPN
 
 
 class ServerLayout(SettingsLayout[ServerSettings]):
-    """A server's."""
+    """The layout of a server."""
 
     @override
     def tls_uses(self) -> Iterator[TlsUse]:
@@ -60,7 +60,7 @@ class ServerLayout(SettingsLayout[ServerSettings]):
     @override
     def peers(self) -> Iterator[Peer]:
         settings = self.settings
-        # Agents are handed on to them as they come; TLS of our own is for relaying only.
+        # Agents are handed on to them unchanged; our own TLS is only for relaying.
         for other in settings.peers.values():
             yield Peer(
                 flag="--peer-server",

@@ -1,7 +1,7 @@
-"""A server's doors for clients: which protocol listens where, opened and closed together.
+"""A server's listeners for clients: which protocol listens where, opened and closed together.
 
 Ports and UNIX sockets are bound here, and shared between worker processes, each of which is a
-server of its own to agents, with an id of its own.
+separate server for agents, with its own id.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from isthmus.programs.server.settings import GRPC, HTTP_CONNECT, ServerSettings
 from isthmus.settings.program import worker_id
 from isthmus.tunnel.message_reader import PacketCounts
 
-#: Of the descriptors: the others are for agents, nodes' connections, files.
+#: The part of the descriptors for clients; the rest is for agents, nodes' connections, files.
 _SHARE = 2
-#: How long a drain waits for clients that were let in to say what they want; one that only looks
-#: whether the port is open never does.
+#: How long a drain waits for admitted clients to send their request; a port check never
+#: sends one.
 _HEADS_S = 2.0
 
 
@@ -49,9 +49,9 @@ class Doors:
         backend: Backend,
         context: Callable[[str], ssl.SSLContext],
     ) -> None:
-        """Make the frontends; ``context`` gives the one of a mode, for each new connection.
+        """Make the frontends; ``context`` returns a mode's context for each new connection.
 
-        In a worker nothing is bound: connections are ``handed`` to it.
+        In a worker nothing is bound: connections are passed to ``handed``.
         """
         loop, poller, settings, once = ground.loop, ground.poller, ground.settings, ground.once
         self._handed = ground.handed
@@ -59,7 +59,7 @@ class Doors:
         self._poller = poller
         self._settings = settings
         self._backend = backend
-        #: Of the clients of all doors together.
+        #: The slots for the clients of all listeners together.
         self.places = ConnectionSlots(
             places(settings.max_connections, _SHARE), settings.max_connections_per_source
         )
@@ -91,22 +91,22 @@ class Doors:
 
     @property
     def listeners(self) -> Sequence[Listener]:
-        """What was opened, stopped or not."""
+        """The opened listeners, stopped or not."""
         return self._listeners
 
     @property
     def grpc_calls(self) -> int:
-        """How many gRPC calls of clients are open."""
+        """The number of open gRPC calls of clients."""
         return self._grpc.calls if self._grpc is not None else 0
 
     @property
     def unsent(self) -> bool:
-        """Something that a target said has not reached a gRPC client."""
+        """Whether data of a target has not reached a gRPC client yet."""
         return self._grpc is not None and self._grpc.unsent
 
     @property
     def asking(self) -> int:
-        """How many clients were let in and have not said yet what they want."""
+        """The number of admitted clients that have not sent a request yet."""
         return len(self._connect.heads) if self._connect is not None else 0
 
     @property
@@ -115,10 +115,10 @@ class Doors:
         return self._grpc.packets if self._grpc is not None else PacketCounts()
 
     def bind(self) -> None:
-        """Bind every port and socket, and accept nothing yet.
+        """Bind every port and socket without accepting.
 
         Raises:
-            ConfigError: one cannot be bound; ``close`` gives back the others.
+            ConfigError: one cannot be bound; ``close`` releases the others.
         """
         for door in () if self._handed is not None else bind_doors(self._settings):
             frontend = self._frontend(door.mode)
@@ -134,7 +134,7 @@ class Doors:
         return frontend
 
     def open(self) -> None:
-        """Accept from now on."""
+        """Start accepting."""
         if self._handed is not None:
             for mode, _, port_flag, _, uds_flag in self._settings.doors:
                 frontend = self._frontend(mode)
@@ -145,12 +145,12 @@ class Doors:
             self._listeners.append(Listener(self._loop, self._poller, sock, accept))
 
     def _gate(self, frontend: GrpcFrontend | ConnectFrontend) -> ConnectionGate:
-        """The way into a UNIX socket: one too many is told so in its protocol."""
+        """The gate of a UNIX socket, which refuses in the frontend's protocol."""
         say = grpc_proxy.no_place if frontend is self._grpc else http_connect.no_place
         return ConnectionGate(self.places, frontend.accept, partial(self._refuse, say))
 
     def _gate_tls(self, frontend: GrpcFrontend | ConnectFrontend) -> ConnectionGate:
-        """The way into a TCP port: before a handshake there is only a reset."""
+        """The gate of a TCP port, which resets: before a handshake there is no other answer."""
         return ConnectionGate(self.places, frontend.accept_tls, partial(self._refuse, reset_for))
 
     def _refuse(
@@ -164,14 +164,14 @@ class Doors:
         say(sock, why)
 
     def drain(self) -> None:
-        """Accept nothing more; what is open goes on."""
+        """Stop accepting; open connections continue."""
         for listener in self._listeners:
             listener.stop()
         if self._grpc is not None:
             self._grpc.drain()
 
     def close(self) -> None:
-        """Close everything that is no tunnel."""
+        """Close everything except tunnels."""
         for sock, _ in self._bound:
             if sock.family == socket.AF_UNIX and not isinstance(sock, PassedSocket):
                 with contextlib.suppress(OSError):
@@ -186,15 +186,15 @@ class Doors:
 
 
 class Frontends(Part):
-    """What speaks to clients. It is closed after their tunnels."""
+    """The frontends; closed after their clients' tunnels."""
 
     def __init__(self, ground: Ground[ServerSettings, ServerMetrics], doors: Doors) -> None:
         self._ground = ground
         self._doors = doors
 
     @property
-    def calls(self) -> int:  # type: ignore[override]  # how many there are now
-        """How many requests share connections with others."""
+    def calls(self) -> int:  # type: ignore[override]  # the current number
+        """The number of requests that share connections."""
         return self._doors.grpc_calls
 
     @override
@@ -207,7 +207,7 @@ class Frontends(Part):
 
 
 class ClientListening(Part):
-    """Where clients come in."""
+    """The listeners for clients."""
 
     def __init__(
         self, ground: Ground[ServerSettings, ServerMetrics], doors: Doors, agents: AgentDoor
@@ -276,12 +276,12 @@ class ClientListening(Part):
 
 
 def reset_for(sock: socket.socket, why: AdmissionRefusal) -> None:
-    """Say no without a word."""
+    """Reset a refused connection."""
     reset(sock)
 
 
 class BoundDoor(NamedTuple):
-    """A socket that listens, the protocol that is spoken there, and the flag that said so."""
+    """A listening socket, its protocol, and its flag."""
 
     mode: str
     flag: str
@@ -289,12 +289,12 @@ class BoundDoor(NamedTuple):
 
     @property
     def is_uds(self) -> bool:
-        """It is a UNIX socket."""
+        """Whether it is a UNIX socket."""
         return self.sock.family == socket.AF_UNIX
 
 
 def bind_doors(settings: ServerSettings) -> Iterator[BoundDoor]:
-    """Bind every port and socket, one after the other; nothing is accepted.
+    """Bind every port and socket, one after the other, without accepting.
 
     Raises:
         ConfigError: one cannot be bound; those before it stay.
@@ -303,7 +303,7 @@ def bind_doors(settings: ServerSettings) -> Iterator[BoundDoor]:
         if port is not None:
             for sock in bind_tcp(settings.server_bind_address, port, flag=f"--{port_flag}"):
                 yield BoundDoor(mode, f"--{port_flag}", sock)
-                # systemd may have passed another than the flags say
+                # systemd may have passed another address than the flag's
                 settings.roles.check_frontend_at(str(sock.getsockname()[0]))
         if uds:
             bound = bind_uds(
@@ -316,7 +316,7 @@ AGENTS = "--agent-port"
 
 
 def worker_plan(settings: ServerSettings) -> WorkerPlan:
-    """Share a server between processes: the parent has the ports of agents and of clients."""
+    """Share a server between processes: the parent owns the ports of agents and of clients."""
     allow_all()
 
     def bind() -> Iterator[BoundSocket]:
@@ -335,9 +335,9 @@ def worker_plan(settings: ServerSettings) -> WorkerPlan:
 
 
 def of_worker(settings: ServerSettings, slot: WorkerSlot) -> ServerSettings:
-    """What a worker is told: its own id, and that every server here is as many as it has workers.
+    """A worker's settings: its own id, and the number of workers of each server.
 
-    Other servers are expected to have as many: their workers' ids follow from theirs.
+    Other servers are expected to have the same number: their workers' ids are derived from theirs.
     """
     peers = {
         worker_id(peer, index): address

@@ -1,14 +1,14 @@
-"""Other servers: which there are, and handing agents that ask for one of them on to it.
+"""Other servers: which there are, and handing agents on to them.
 
-Where a load balancer sends an agent to the same server every time, the agent reaches the others
-through that one. It names the server that it wants in its ClientHello (ALPN ``isthmus/1@ID``),
+If a load balancer always sends an agent to the same server, the agent reaches the others
+through that one. It names the requested server in its ClientHello (ALPN ``isthmus/1@ID``),
 which this server reads before TLS; TLS itself is between the agent and that server, and passes
 through.
 
-An agent that asks has proved nothing yet, so everything is bounded: how many wait for one peer, how
-many pass through in all, and how long one stays when either side is done. Every agent port that
-knows peers hands on, so a wrong address could send a connection in circles: the random of its
-ClientHello tells one that comes back.
+The agent is not authenticated at this point, so everything is limited: how many connections wait
+for one peer, how many pass through in total, and how long one stays after either side is done.
+Every agent port that knows peers hands on, so a wrong address could cause a loop: the random of the
+ClientHello identifies a connection that returns.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from isthmus.values import HostPort, ServerId
 from isthmus.wire.alpn import asked_for
 from isthmus.wire.client_hello import ClientHello
 
-_MOST_TOLD = 128  # agents believe no more
+_MOST_TOLD = 128  # agents accept no more
 
 
 class Peers:
-    """Every other server by its id: those that flags name, and those that have a Lease.
+    """Every other server by its id: those named by flags, and those with a Lease.
 
-    ``siblings`` are other workers of this one: agents are told of them, but those that ask for one
-    do not come here, for its parent hands them over.
+    ``siblings`` are other workers of this server: agents learn their ids, but requests for one
+    do not come here, because the parent hands them over.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Peers:
 
     @property
     def ids(self) -> tuple[ServerId, ...]:
-        """The ids of all servers, our own included, sorted; empty when we know no other."""
+        """The ids of all servers, including our own, sorted; empty if we know no other."""
         others = {*self._all, *self._siblings}
         return tuple(sorted({self._own, *others})[:_MOST_TOLD]) if others else ()
 
@@ -78,11 +78,11 @@ class Peers:
         return self._all
 
     def address_of(self, server_id: str) -> HostPort | None:
-        """Where another server's agent port is; None for ourselves and for strangers."""
+        """The address of another server's agent port; None for ourselves and for unknown ids."""
         return self._all.get(ServerId(server_id))
 
     def views(self) -> tuple[KnownServerView, ...]:
-        """Show every other server that is known, and from what."""
+        """The other known servers, and how each is known."""
         found = dict.fromkeys(self._leased, "lease")
         found.update(dict.fromkeys(self._named, "flag"))
         found.pop(self._own, None)
@@ -97,7 +97,7 @@ class Peers:
         )
 
     def leased(self, found: Mapping[ServerId, HostPort | None]) -> bool:
-        """Take the servers that have a Lease; True if the addresses changed. Flags win."""
+        """Set the servers found by Leases; True if the addresses changed. Flags win."""
         before = self._all
         self._leased = dict(found)
         there = {server_id: address for server_id, address in found.items() if address is not None}
@@ -108,14 +108,14 @@ class Peers:
 
 
 DIAL_S = 5.0
-#: That wait for the first byte of one peer; at most a quarter of all that may pass.
+#: Connections waiting for the first byte of one peer; at most a quarter of all.
 MOST_WAITING = 256
-#: Of the descriptors that this process may have; each that passes takes two.
+#: The part of the descriptors for connections that pass through; each takes two.
 _SHARE = 4
 _UNLIMITED = 65_536
-#: A peer that could not be dialed is not dialed again for so long: agents come in crowds.
+#: The pause after a failed dial to a peer: agents arrive in large numbers.
 FAILED_FOR_S = 1.0
-# Links ping after 10 s of silence and give up after 20: who is quiet for longer has gone.
+# Links ping after 10 s of silence and give up after 20: a longer silence means a dead link.
 _SILENCE_S = 60.0
 _QUIET_S = 30.0
 _log = logging.getLogger("isthmus.server")
@@ -125,17 +125,17 @@ Serve = Callable[[socket.socket, int, float], None]
 
 
 def most_passing() -> int:
-    """How many may pass through in all: with them, half of the descriptors are left."""
+    """The limit of connections that pass through, which leaves half of the descriptors."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(1, (_UNLIMITED if soft == resource.RLIM_INFINITY else soft) // _SHARE)
 
 
 def _unheard() -> None:
-    """Nobody asks any more."""
+    """Do nothing: replaces a callback."""
 
 
 class _Client(SocketEnd):
-    """The agent's side of a connection that passes; it hears first when either side is done."""
+    """The agent's side of a connection; notified first when either side is done."""
 
     __slots__ = ("on_eof",)
 
@@ -144,12 +144,12 @@ class _Client(SocketEnd):
         super().__init__(sock, poller)
 
     def got_eof(self) -> None:
-        """The agent is done; see SocketEnd."""
+        """The agent half-closed; see SocketEnd."""
         super().got_eof()
         self.on_eof()
 
     def write_eof(self) -> None:
-        """The server is done; see SocketEnd."""
+        """The server half-closed; see SocketEnd."""
         super().write_eof()
         self.on_eof()
 
@@ -178,11 +178,11 @@ class Passing:
         self._timer = handing.loop.call_later(HANDSHAKE_S, self._look)
         self.client = _Client(look.sock, handing.poller, self._one_is_done)
         self.client.on_done = self._end_done
-        # Until it is joined its hello stays where it is: it may turn out that TLS is done here.
+        # Until it is joined its hello is not consumed: TLS may turn out to be done here.
         self.client.pause_reading()
 
     def dial(self, address: HostPort, serve: Serve) -> None:
-        """Dial the server that was asked for; ``serve`` gets the agent if that is ourselves."""
+        """Dial the requested server; ``serve`` is called if that is ourselves."""
         if not self._left:
             self._handing.count(HandOn.LEFT, self.peer_id)
             return
@@ -195,7 +195,7 @@ class Passing:
 
     @property
     def answered(self) -> bool:
-        """The server that was asked for has said something."""
+        """Whether the requested server has sent anything."""
         return self.client.bytes_written > 0
 
     @property
@@ -223,13 +223,13 @@ class Passing:
         join(self.client, far)
 
     def _serve_here(self) -> None:
-        """Our own address is listed under another id: we are whom it means, if anybody is."""
+        """Our own address is listed under another id: serve the agent here."""
         self._handing.count(HandOn.LOOP, self.peer_id, "its address is our own")
         client, serve = self.client, self._serve
         assert serve is not None
         shut = (RDHUP if client.peer_shut else 0) | (HUP if client.hung_up else 0)
         client.on_done = nobody_listens
-        client.closed = True  # for us; the socket lives on, and nothing has been read from it
+        client.closed = True  # for us; the socket stays open, and nothing has been read from it
         self._end_done(client, Ending.CLEAN)
         left_s = max(0.0, self._due_at - self._handing.loop.time())
         serve(client.sock, IN | OUT | shut, left_s)
@@ -237,12 +237,12 @@ class Passing:
     def _failed(self, failure: DialFailure, detail: str) -> None:
         self._dial = None
         self._handing.not_reached(self.peer_id)
-        # Not served here instead: we are not whom it asked for, and it will try again.
+        # Not served here instead: the agent requested another server, and will retry.
         self._handing.count(HandOn.UNREACHED, self.peer_id, detail or failure.value)
         self.client.abort(Ending.CANCELLED)
 
     def _look(self) -> None:
-        """Once the handshake's time is over, and then now and then: end what has gone silent."""
+        """After the handshake's time, and then periodically: end silent connections."""
         carried = self._carried
         if not self.answered or carried == self._bytes:
             if not self.answered:
@@ -253,14 +253,14 @@ class Passing:
         self._timer = self._handing.loop.call_later(_SILENCE_S, self._look)
 
     def _one_is_done(self) -> None:
-        """One side sent its end of file. A link never half-closes: the other has little time."""
+        """One side sent its end of file. A link never half-closes, so the other has little time."""
         if not self._leaving and self._left:
             self._leaving = True
             self._timer.cancel()
             self._timer = self._handing.loop.call_later(GOODBYE_S, self._let_go)
 
     def _let_go(self) -> None:
-        """Close both sides, as soon as what waits has been written, which is soon or never."""
+        """Close both sides once waiting data is written, within a time limit."""
         for end in (self.client, self._far):
             if end is not None:
                 end.write_eof()
@@ -269,19 +269,19 @@ class Passing:
             self._timer = self._handing.loop.call_later(GOODBYE_S, self.abort, Ending.TIMED_OUT)
 
     def _end_done(self, end: End, ending: Ending) -> None:
-        if self._dial is not None:  # it left before its server was reached
+        if self._dial is not None:  # the agent left before its server was reached
             self._dial.cancel()
             self._dial = None
             self._handing.count(HandOn.LEFT, self.peer_id)
         self._left -= 1
         if not self._left:
             self._timer.cancel()
-            self.client.on_eof = _unheard  # else only a collection would free us
+            self.client.on_eof = _unheard  # breaks the reference cycle
             self._handing.over(self)
 
 
 class HandingOn:
-    """Looks at what agents ask for, and hands on those that ask for another server."""
+    """Reads which server agents request, and hands on requests for other servers."""
 
     def __init__(
         self,
@@ -294,9 +294,10 @@ class HandingOn:
         lost: Callable[[socket.socket, bool], None],
         strangers: Strangers[Any] | None = None,
     ) -> None:
-        """``lost(sock, late)`` hears of those that broke off, or were late, before their hello.
+        """``lost(sock, late)`` is called for connections that broke off or timed out before their
+        hello.
 
-        Those that are looked at are among the ``strangers``.
+        Connections that are being read count as ``strangers``.
         """
         self._strangers: Strangers[Any] = strangers if strangers is not None else Strangers(0)
         self.loop = loop
@@ -312,7 +313,7 @@ class HandingOn:
         self._waiting: dict[ServerId, set[Passing]] = {}
         self._failed_until: dict[ServerId, float] = {}
         self._draining = False
-        #: Where our own agent port listens.
+        #: The addresses of our own agent port.
         self.listening: list[tuple[str, int]] = []
 
     def __len__(self) -> int:
@@ -320,11 +321,11 @@ class HandingOn:
 
     @property
     def looking(self) -> int:
-        """How many connections have not said yet what they want."""
+        """The number of connections without a complete hello."""
         return len(self._looking)
 
     def accept(self, sock: socket.socket, serve: Serve) -> None:
-        """Look at a new connection; ``serve`` gets it unless it asks for a peer."""
+        """Read a new connection's hello; ``serve`` gets it unless it requests a peer."""
 
         def seen(look: HelloPeek, hello: ClientHello, events: int) -> None:
             self._no_longer(look)
@@ -342,7 +343,7 @@ class HandingOn:
                 passing.client.on_events(events)
                 passing.dial(address, serve)
             else:
-                # Not served here instead: we are not whom it asked for, and it will try again.
+                # Not served here instead: the agent requested another server, and will retry.
                 self.count(*refusal)
                 SocketEnd(look.sock, self.poller).abort(Ending.CANCELLED)
 
@@ -361,7 +362,7 @@ class HandingOn:
         self._strangers.remove(look)
 
     def forget(self, look: HelloPeek) -> None:
-        """Another needs its place more."""
+        """Drop it in favour of another connection."""
         self._no_longer(look)
         look.close()
 
@@ -370,46 +371,46 @@ class HandingOn:
     ) -> tuple[HandOn, ServerId, str] | None:
         """Why a connection cannot be handed on now; None if it can."""
         if hello.random in self._passing:
-            # It came to us before, and was handed on: its way is a circle.
+            # The same connection was handed on before: a loop.
             return HandOn.LOOP, peer_id, "its address leads back here"
         if self.loop.time() < self._failed_until.get(peer_id, 0.0):
-            return HandOn.UNREACHED, peer_id, ""  # why was said a moment ago
+            return HandOn.UNREACHED, peer_id, ""  # the reason was just logged
         most = most_passing()
         if len(self._passing) >= most:
-            return HandOn.TOO_MANY, peer_id, f"{most} pass through already"
+            return HandOn.TOO_MANY, peer_id, f"{most} connections already pass through"
         most = min(MOST_WAITING, max(1, most // 4))
         waiting = self._waiting.get(peer_id, set())
         if len(waiting) >= most:
             waiting -= {each for each in waiting if each.answered}
         if len(waiting) >= most:
-            return HandOn.TOO_MANY, peer_id, f"{most} wait for its answer already"
+            return HandOn.TOO_MANY, peer_id, f"{most} connections already wait for its answer"
         return None
 
     def not_reached(self, peer_id: ServerId) -> None:
-        """A peer could not be dialed: whoever asks for it now need not wait to hear the same."""
+        """A peer could not be dialed: fail further requests for it at once, for a while."""
         now = self.loop.time()
         self._failed_until = {k: until for k, until in self._failed_until.items() if until > now}
         self._failed_until[peer_id] = now + FAILED_FOR_S
 
     def drain(self) -> None:
-        """Hand nobody on any more: what passes through us ends with us.
+        """Stop handing on: connections that pass through us end with us.
 
-        Agents hear that we drain by their own links, and make those that may pass here anew.
+        Agents learn of the drain by their own links, and remake those that may pass here.
         """
         self._draining = True
 
     def leads_here(self, sock: socket.socket) -> bool:
-        """Tell whether a connection that we made has come to our own agent port."""
+        """Whether a connection that we made reached our own agent port."""
         try:
             here, there = sock.getsockname(), sock.getpeername()
         except OSError:
-            return False  # it is gone already
+            return False  # already gone
         far = plain_address(there[0])
         for host, port in self.listening:
             bound = plain_address(host)
             if port != there[1]:
                 continue
-            # Nobody else can listen at any address with the port that we have at all of them.
+            # No other program can listen on a port that we have at all addresses.
             if bound == far or (
                 bound.is_unspecified and (far == plain_address(here[0]) or far.is_loopback)
             ):
@@ -426,7 +427,7 @@ class HandingOn:
                 del self._waiting[passing.peer_id]
 
     def count(self, result: HandOn, peer_id: ServerId, why: str = "") -> None:
-        """Count what became of one, and say it now and then."""
+        """Count a result, and log it at a limited rate."""
         self._metrics.handed_on(result)
         if result is HandOn.JOINED:
             self._once.log(
@@ -437,7 +438,7 @@ class HandingOn:
             self.say(peer_id, why)
 
     def say(self, peer_id: ServerId, why: str) -> None:
-        """Say now and then that a server cannot be reached."""
+        """Log at a limited rate that a server cannot be reached."""
         self._once.log(
             ("not handed on", peer_id, why), _QUIET_S, _log, logging.WARNING,
             "cannot hand an agent on", server_id=peer_id,

@@ -1,6 +1,6 @@
-"""What a server asks the Kubernetes API for: reviews of agents' tokens, Leases, its peers.
+"""A server's use of the Kubernetes API: reviews of agents' tokens, Leases, its peers.
 
-Without flags that need the API nothing is asked, and nothing has to be there.
+Without flags that need the API, nothing is requested or required.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from isthmus.values import HostPort, ServerId
 
 
 class ServerKube(Part):
-    """The API as a server uses it; ``reviewer`` is None unless tokens are wanted."""
+    """A server's use of the API; ``reviewer`` is None unless tokens are used."""
 
     def __init__(self, ground: Ground[ServerSettings, ServerMetrics], door: AgentDoor) -> None:
         self._ground = ground
@@ -63,7 +63,7 @@ class ServerKube(Part):
             agent_address=settings.advertise_agent_address,
         )
         # Servers that count their own kind can tell our agents, which then need no access to the
-        # API; what they tell replaces --server-count.
+        # API; the announced count replaces --server-count.
         self._counter = LeaseCounter(
             leases,
             selector=to_selector(labels),
@@ -84,7 +84,7 @@ class ServerKube(Part):
 
     @override
     async def wait_closed(self) -> None:
-        """Give the Lease back, and close."""
+        """Delete the Lease, and close."""
         if self._lease is not None:
             await self._lease.stop()
         if self._kube is not None:

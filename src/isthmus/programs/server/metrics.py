@@ -1,9 +1,9 @@
-"""The metrics of a server: what is counted, and under which name it is seen.
+"""The metrics of a server and their names.
 
 Names that start with ``konnectivity_network_proxy_`` mean what they mean in konnectivity, so that
-existing dashboards go on working; a name of konnectivity that would mean nothing here is not
-shown. Ours start with ``isthmus_``; those that both programs have are in program.py.
-docs/reference/metrics.md is written from here by reference.py.
+existing dashboards continue to work; konnectivity's names without a meaning here are not
+shown. Ours start with ``isthmus_``; those of all programs are in program.py.
+reference.py generates docs/reference/metrics.md from this module.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from isthmus.tunnel.end import Ending
 
 
 class Relayed(Enum):
-    """What became of a dial that one server asked of another."""
+    """The result of a relayed dial."""
 
     JOINED = "an agent of the other server reached the target"
     NO_AGENT = "the other server had no agent for it, or lost it"
@@ -43,7 +43,7 @@ class Relayed(Enum):
     REFUSED = "the dial cannot be relayed"
 
 
-#: The others are failures of the agent.
+#: The other failures are those of the agent.
 RESULTS: dict[DialFailure | None, Relayed] = {
     None: Relayed.JOINED,
     DialFailure.NO_AGENT: Relayed.NO_AGENT,
@@ -53,31 +53,31 @@ RESULTS: dict[DialFailure | None, Relayed] = {
 
 
 class Retried(Enum):
-    """When a dial's link was lost, so that another agent was asked."""
+    """When the link of a repeated dial was lost."""
 
     BEFORE_ANSWER = "before the answer"
     BEFORE_FIRST_BYTE = "after the answer, before any byte had flowed"
 
 
 class RelayMetrics:
-    """Counted by ServerMetrics."""
+    """The relay metrics, part of ServerMetrics."""
 
     def __init__(self) -> None:
-        self.sent = dict.fromkeys(Relayed, 0)  # asked of other servers
-        self.taken = dict.fromkeys(Relayed, 0)  # asked by other servers
+        self.sent = dict.fromkeys(Relayed, 0)  # sent to other servers
+        self.taken = dict.fromkeys(Relayed, 0)  # received from other servers
         self.retries = dict.fromkeys(Retried, 0)
-        #: Links to other servers and from them; replaced where there are any.
+        #: Links to and from other servers; replaced if there are any.
         self.links: Callable[[], tuple[int, int]] = lambda: (0, 0)
 
     def answered(self, relay: str, failure: DialFailure | None, in_vain: int) -> None:
-        """Count a dial that is over: whether another server helped, and how many could not."""
+        """Count a finished dial: whether another server helped, and how many could not."""
         if in_vain:
             self.sent[Relayed.NO_AGENT] += in_vain
         if relay:
             self.sent[RESULTS.get(failure, Relayed.FAILED)] += 1
 
     def retried(self, when: Retried) -> None:
-        """Count a dial whose link was lost, so that another is asked."""
+        """Count a dial whose link was lost and that is repeated."""
         self.retries[when] += 1
 
     def _dials(self) -> Samples:
@@ -93,7 +93,7 @@ class RelayMetrics:
         return [(("sent",), to), (("taken",), from_)]
 
     def families(self) -> list[Family]:
-        """How it is seen."""
+        """The metric families."""
         return [
             counter(
                 "isthmus_server_relayed_dials_total",
@@ -121,12 +121,12 @@ SERVER_DIAL_BUCKETS_S = (0.000001, 0.00001, 0.0001, 0.005, 0.025, 0.1, 0.5, 2.5,
 CONNECTION_BUCKETS_S = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 43200.0, 86400.0)
 
 
-#: A policy that is reloaded may name its rules otherwise each time.
+#: Limits label values: a reloaded policy may have new rule names each time.
 MOST_RULES = 200
 
 
 class TlsPort(Enum):
-    """Which of the server's TLS ports."""
+    """The server's TLS ports."""
 
     AGENT = "agent"
     FRONTEND = "frontend"
@@ -134,7 +134,7 @@ class TlsPort(Enum):
 
 
 class TlsRefusal(Enum):
-    """Why a TLS handshake was refused by us."""
+    """Why the server refused a TLS handshake."""
 
     NO_CERTIFICATE = "the peer sent no certificate"
     BAD_CERTIFICATE = "the peer's certificate is not from a trusted authority, or has expired"
@@ -144,9 +144,9 @@ class TlsRefusal(Enum):
 
 
 class HandOn(Enum):
-    """What became of a connection whose agent asked for another server."""
+    """The result of a request for another server."""
 
-    JOINED = "joined to the server that it asked for"
+    JOINED = "joined to the requested server"
     UNREACHED = "that server's address could not be reached"
     LEFT = "the agent left while the server was dialed"
     TOO_MANY = "too many others are waiting for an answer or being passed"
@@ -154,7 +154,7 @@ class HandOn(Enum):
 
 
 class GoDialFailure(Enum):
-    """The reasons of konnectivity's dial_failure_count that can happen here."""
+    """The reasons of konnectivity's dial_failure_count that can occur here."""
 
     NO_AGENT = "no_agent"
     ERROR_RESPONSE = "error_response"
@@ -163,8 +163,8 @@ class GoDialFailure(Enum):
     FRONTEND_CLOSE = "frontend_close"
 
 
-# konnectivity knows no policy and no limits: those dials count as answered with an error. A target
-# that the agent timed out on is an answer too; see ServerMetrics.dial_failed() for the other kind.
+# konnectivity has neither policy nor limits: those dials count as answered with an error. A timeout
+# of the agent is an answer too; see ServerMetrics.dial_failed() for the other kind.
 GO_DIAL_FAILURE = {
     DialFailure.REFUSED: GoDialFailure.ERROR_RESPONSE,
     DialFailure.TIMED_OUT: GoDialFailure.ERROR_RESPONSE,
@@ -177,16 +177,16 @@ GO_DIAL_FAILURE = {
     DialFailure.INTERNAL: GoDialFailure.ERROR_RESPONSE,
 }
 
-# Every status a frontend answers a request with before there is a dial; others count as "other".
+# Every status with which a frontend refuses a request before a dial; others count as "other".
 REFUSAL_STATUSES = ("400", "403", "405", "408", "413", "414", "431", "501", "505", "other")
 
 
-#: The gRPC methods of konnectivity, and the packets that their calls bring.
+#: The gRPC methods of konnectivity, and the packets of their calls.
 GRPC_SEGMENTS = {"Proxy": "from_client", "Connect": "from_agent"}
 
 
 class ServerMetrics(ProgramMetrics):
-    """Everything a server counts."""
+    """The metrics of a server."""
 
     program = "server"
     label_values = (
@@ -207,7 +207,7 @@ class ServerMetrics(ProgramMetrics):
         self.requests_refused = dict.fromkeys(REFUSAL_STATUSES, 0)
         self.stream_errors: dict[tuple[str, str], int] = {}
         self.hand_ons = dict.fromkeys(HandOn, 0)
-        #: Records written, records dropped, failed writes; replaced where there is an audit log.
+        #: Records written, records dropped, failed writes; replaced if there is an audit log.
         self.audit_counts: Callable[[], tuple[int, int, int]] = lambda: (0, 0, 0)
         self.audit_failing: Callable[[], bool] = lambda: False
         self.policy_denials: dict[str, int] = {}
@@ -215,7 +215,7 @@ class ServerMetrics(ProgramMetrics):
         self.revocation = RevocationMetrics()
         self.share_refusals: dict[tuple[str, Limit], int] = {}
         self.share_waits: dict[str, int] = {}
-        #: Open tunnels by share; replaced where there are shares.
+        #: Open tunnels by share; replaced if there are shares.
         self.share_tunnels: Callable[[], Mapping[str, float]] = dict
         self.node_dials = Histogram(SERVER_DIAL_BUCKETS_S)
         self.node_dial_failures = dict.fromkeys(DialFailure, 0)
@@ -247,7 +247,7 @@ class ServerMetrics(ProgramMetrics):
         self.tls_refusals[port, why] += 1
 
     def connection_refused(self, port: TlsPort, why: AdmissionRefusal) -> None:
-        """Count a connection for which there was no place."""
+        """Count a connection above the limits."""
         self.connections_refused[port, why] += 1
 
     def request_refused(self, status: int) -> None:
@@ -256,7 +256,7 @@ class ServerMetrics(ProgramMetrics):
         self.requests_refused[label if label in self.requests_refused else "other"] += 1
 
     def handed_on(self, result: HandOn) -> None:
-        """Count a connection of an agent that asked for another server."""
+        """Count a connection of an agent that requested another server."""
         self.hand_ons[result] += 1
 
     def node_dial_succeeded(self, seconds: float, connection_id: str = "") -> None:
@@ -275,28 +275,29 @@ class ServerMetrics(ProgramMetrics):
         self.policy_denials[rule] = self.policy_denials.get(rule, 0) + 1
 
     def share_refused(self, share: str, limit: Limit) -> None:
-        """Count a dial that was too much for its share."""
+        """Count a dial beyond its share."""
         known = (share, limit) in self.share_refusals or len(self.share_refusals) < MOST_RULES
         key = (share if known else "(other)", limit)
         self.share_refusals[key] = self.share_refusals.get(key, 0) + 1
 
     def share_waited(self, share: str) -> None:
-        """Count a tunnel that is not read from until its share has bytes again."""
+        """Count a pause of a tunnel until its share has bytes again."""
         known = share in self.share_waits or len(self.share_waits) < MOST_RULES
         key = share if known else "(other)"
         self.share_waits[key] = self.share_waits.get(key, 0) + 1
 
     def policy_reload_failed(self) -> None:
-        """Count a changed policy file that could not be used."""
+        """Count a changed policy file that is invalid."""
         self.policy_reload_failures += 1
 
     def stream_failed(self, segment: str, code: str) -> None:
-        """Count a gRPC call that did not end well."""
+        """Count a gRPC call that ended with an error."""
         key = (segment, code)
         self.stream_errors[key] = self.stream_errors.get(key, 0) + 1
 
     def _grpc_calls(self) -> Samples:
-        # From its first call on a method stays, with 0 when none is open; see counters.counted().
+        # After its first call a method is always shown, with 0 if none is open; see
+        # counters.counted().
         calls, packets = self.gauges.grpc_calls(), self.gauges.packets()
         self._grpc_methods.update(
             method
@@ -306,7 +307,7 @@ class ServerMetrics(ProgramMetrics):
         return [((method,), calls.get(method, 0)) for method in sorted(self._grpc_methods)]
 
     def _stream_errors(self) -> Samples:
-        # A call ends between packets: there is no type to name.
+        # A call ends between packets: there is no packet type.
         return [
             ((segment, code, "Unknown"), number)
             for (segment, code), number in self.stream_errors.items()
@@ -351,7 +352,7 @@ class ServerMetrics(ProgramMetrics):
         ]
 
     def _node_families(self) -> list[Family]:
-        # Apart from the others: konnectivity's names mean dials of kube-apiserver's.
+        # Separate from the others: konnectivity's names mean dials of kube-apiserver.
         ours, gauges = "isthmus_server_node_", self.gauges
         return [
             histogram(

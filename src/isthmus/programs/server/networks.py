@@ -1,8 +1,8 @@
-"""A server's networks, policy and fair shares: settings in, the dialer of dialers out.
+"""A server's networks, policy and fair shares: builds the dialer that routes between networks.
 
-The policy and the shares in its file change with the file. The arithmetic of shares is
-dial/rules_shares.py, holding bytes back is dial/metered.py. Dialers that only some networks need
-are imported when one asks for them: most servers have agents alone.
+The policy and the shares follow their file. dial/rules_shares.py has the arithmetic of shares,
+dial/metered.py limits rates. Dialers that only some networks need
+are imported on demand: most servers have only agents.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ _LABELS = ("--cluster-network cert", "--cluster-network key", "--cluster-network
 
 
 class ServerNetworks(Part):
-    """What --cluster-network and --policy-file ask for.
+    """The implementation of --cluster-network and --policy-file.
 
-    ``agents`` is None without networks, ``router`` until it is made and without anything to look
-    at: the server then dials through any agent, as it does without this.
+    ``agents`` is None without networks; ``router`` is None before it is made and if there is
+    nothing to check: the server then dials through any agent.
     """
 
     def __init__(self, ground: Ground[ServerSettings, ServerMetrics]) -> None:
@@ -73,7 +73,7 @@ class ServerNetworks(Part):
         self._close: list[Callable[[], None]] = []
 
     def make_router(self, dialer: AgentDialer, unaudited: Callable[[], str] | None = None) -> None:
-        """Read every file that is named, and make the router; ``unaudited`` is for that one.
+        """Read every named file, and make the router; ``unaudited`` is passed to it.
 
         Raises:
             ConfigError: a file or a dialer is not usable.
@@ -109,24 +109,24 @@ class ServerNetworks(Part):
 
     @property
     def reachable_without_agents(self) -> bool:
-        """Some network needs no agents."""
+        """Whether a network needs no agents."""
         return self.router is not None and self.router.has_ways
 
     def name_by_link(self) -> dict[AgentLink, str] | None:
-        """In which network each link is asked; None where there are no networks."""
+        """The network of each link; None without networks."""
         if self.networks is None or self.agents is None:
             return None
         within = self.agents.within
         return {link: network.name for network in self.networks for link in within(network.name)}
 
     def agents_in(self, network: ClusterNetwork) -> int:
-        """How many agents a network has."""
+        """The number of agents in a network."""
         if self.agents is None:
             return 0
         return len({link.agent_id for link in self.agents.within(network.name)})
 
     def way_to(self, network: ClusterNetwork) -> str:
-        """Name the way to a network as --cluster-network does, without its options."""
+        """The ``via`` of a network as in --cluster-network, without its options."""
         via = network.via
         if via is None:
             return "agents"
@@ -144,7 +144,7 @@ class ServerNetworks(Part):
 
     @override
     def snapshot(self, limit: int) -> dict[str, Any]:
-        """Its networks; none where there is no --cluster-network."""
+        """The networks; empty without --cluster-network."""
         return {
             "networks": tuple(
                 NetworkView(
@@ -156,11 +156,11 @@ class ServerNetworks(Part):
 
     @override
     def close(self) -> None:
-        """End what the ways keep open: lookups, dials and shared connections."""
+        """Close the dialers' lookups, dials and shared connections."""
         for close in self._close:
             close()
 
-    # Ways.
+    # Dialers.
 
     def _way(self, network: ClusterNetwork, via: NetworkConnection) -> EndDialer:
         if via.protocol is NetworkProtocol.CUSTOM:
@@ -191,7 +191,7 @@ class ServerNetworks(Part):
         from isthmus.dial.dialers.through_connect import ConnectDialer
         from isthmus.dial.dialers.through_grpc import GrpcDialer, PayloadDialer
 
-        resolver = Resolver(self._loop)  # of the server's own name; the target's is its business
+        resolver = Resolver(self._loop)  # for the server's own name; it resolves the target's
         self._close.append(resolver.close)
         if protocol is NetworkProtocol.HTTP_CONNECT:
             return ConnectDialer(self._loop, self._poller, resolver, place)
@@ -229,14 +229,14 @@ def follow_policy(
     on_failed: Callable[[], None],
     on_changed: Callable[[Policy], None] | None = None,
 ) -> FollowedFile[Policy]:
-    """Read the policy; ask ``current`` of the answer for each dial.
+    """Read the policy; call ``current`` of the result for each dial.
 
-    Tunnels that are open stay open whatever a new policy says. ``on_failed`` hears of each new
-    state of the file that is bad, ``on_changed`` of each policy that is used from then on, the
-    first one included.
+    Open tunnels stay open whatever a new policy says. ``on_failed`` is called for each new
+    invalid state of the file, ``on_changed`` for each policy that takes effect,
+    including the first.
 
     Raises:
-        ConfigError: the file cannot be read or is wrong.
+        ConfigError: the file cannot be read or is invalid.
     """
 
     def taken(policy: Policy) -> None:
@@ -246,7 +246,7 @@ def follow_policy(
 
     def failed(error: ConfigError) -> None:
         on_failed()
-        _log.warning("%s; the policy read before stays in use", error)
+        _log.warning("%s; the previously loaded policy stays in use", error)
 
     followed = FollowedFile(path, read_policy, taken=taken, failed=failed)
     if on_changed is not None:
@@ -258,28 +258,28 @@ def read_policy(path: str) -> Policy:
     """Read a policy file.
 
     Raises:
-        ConfigError: it cannot be read or is wrong.
+        ConfigError: the file cannot be read or is invalid.
     """
     from isthmus.dial.settings_policy import parse
     from isthmus.text.located_yaml import MAX_CHARS  # YAML is slow to import
 
-    # One more than may be is told to be too long.
+    # One more character than allowed, so that a longer file is reported as too long.
     return parse(read_text(path, what="--policy-file ", most_chars=MAX_CHARS + 1), path)
 
 
 def current_of(file: FollowedFile[Policy] | None) -> Callable[[], Policy | None]:
-    """How to ask for the policy of a file, or of none."""
+    """A function that returns the file's current policy, or None without a file."""
     return (lambda: None) if file is None else (lambda: file.current)
 
 
 class Holder(Protocol):
-    """A dial that keeps what it has taken until it, or its tunnel, is over."""
+    """A dial that holds parts of shares until it, or its tunnel, ends."""
 
     hold: Hold | None
 
 
 class ServerShares:
-    """Every share of a server."""
+    """The shares of a server."""
 
     def __init__(
         self,
@@ -295,14 +295,14 @@ class ServerShares:
         metrics.share_tunnels = self._tunnels
 
     def follow(self, policy: Policy) -> None:
-        """Keep to what the file says now; what flags say is for whom no share of it is."""
+        """Apply the file's current shares; flags apply to requesters that none of them matches."""
         shares = (*policy.shares, *self._by_flags)
         for pot in self.table.replace(shares, now=self._loop.time()):
             if isinstance(pot.gates, Gates):
                 pot.gates.changed()
 
     def admit(self, who: object, request: DialRequest, network: str) -> Decision | None:
-        """Take a dial out of its pots; why not, or None."""
+        """Charge a dial to its shares; returns the denial, or None."""
         if not self.table.shares:
             return None
         asked = Question(requester=request.requester, network=network, target=request.target)
@@ -320,7 +320,7 @@ class ServerShares:
         return None
 
     def gates(self, hold: Hold) -> tuple[Sequence[Gate], Sequence[Gate]] | None:
-        """Both directions' gates of a tunnel; None: it is held to no rate."""
+        """A tunnel's gates for both directions; None without a rate limit."""
         if not hold.meters:
             return None
         found = [self._of(pot) for pot in hold.pots if pot.share.bytes_per_s]

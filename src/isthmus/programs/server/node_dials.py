@@ -1,9 +1,9 @@
-"""Dials from the nodes to the control plane (KEP-2025), as the server does them.
+"""Dials from nodes to the control plane (KEP-2025), on the server.
 
-An agent asks by its link; what is asked for is held against --allowed-destination, resolved once,
-dialed from here, and joined. The requester is the agent, which proved who it is; who connected at
-the agent is only what the agent says. Policy and networks are about the other direction; only the
-classes of traffic are for both.
+An agent requests a dial on its link; the server checks it against --allowed-destination, resolves
+it once, dials it, and joins the two. The requester is the authenticated agent; the client of
+the agent is only a claim. Policy and networks are for the other direction; only traffic
+classes apply to both.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from isthmus.frame.observe.tracing import Span
     from isthmus.programs.server.dials import ServerDials
 
-#: How tunnels of nodes are called where those of clients have the name of a mode.
+#: The frontend name of tunnels from nodes; clients' tunnels have the name of a mode.
 FRONTEND = "agent"
 _QUIET_S = 60.0
 _ID = re.compile(r"[!-~]{1,64}", re.ASCII)
@@ -51,7 +51,7 @@ _log = logging.getLogger("isthmus.server")
 
 
 class NodeDial:
-    """One dial under way for a node; becomes a tunnel, or fails, or is taken back."""
+    """One pending dial for a node, which becomes a tunnel, fails, or is cancelled."""
 
     __slots__ = ("_dial", "_dials", "_incoming", "_ruling", "_span", "request")
 
@@ -84,14 +84,14 @@ class NodeDial:
             incoming.on_cancelled = self._cancelled
 
     def give_up(self, failure: DialFailure, detail: str) -> None:
-        """Fail from our side, whatever the target says later."""
+        """Fail from our side, ignoring later results."""
         if self._dial is not None:
             self._dial.cancel()
         self._failed(failure, detail)
 
     def _cancelled(self) -> None:
-        """The agent took it back, or its link is lost."""
-        self._incoming.on_cancelled = None  # or it and we would keep each other
+        """The agent cancelled it, or its link is lost."""
+        self._incoming.on_cancelled = None  # breaks the reference cycle
         if self._dial is not None:
             self._dial.cancel()
         if self._span is not None:
@@ -110,7 +110,7 @@ class NodeDial:
 
 
 class NodeDials(Part):
-    """Every dial and tunnel of nodes: checked, bounded, counted, audited."""
+    """The dials and tunnels of nodes: checked, limited, counted, audited."""
 
     def __init__(self, server: ServerDials) -> None:
         settings = server.settings
@@ -118,7 +118,7 @@ class NodeDials(Part):
         self.enabled = settings.gates.enabled(CLUSTER_TO_MASTER)
         self.destinations = settings.node_traffic.destinations
         self.resolver = PermittedOnly(server.loop, self.destinations)
-        # A destination that is one of a cloud's metadata addresses is meant; one around it is not.
+        # An exactly listed metadata address is intended; one inside a listed range is not.
         exact = (it.network for it in self.destinations if it.network is not None)
         self.dialer = DirectDialer(
             server.loop, server.poller, self.resolver, metadata=MetadataGuard(exact)
@@ -129,10 +129,10 @@ class NodeDials(Part):
         self.tunnels = 0
 
     def take(self, incoming: Incoming) -> None:
-        """An agent asks for a dial; see links.link.Link.on_dial."""
+        """Handle a dial requested by an agent; see links.link.Link.on_dial."""
         link = self.server.agent_door.link_of(incoming.link_id)
         if link is None:
-            incoming.refuse(DialFailure.AGENT_LOST, "the link is not there any more")
+            incoming.refuse(DialFailure.AGENT_LOST, "the link no longer exists")
         elif fast := self.bounds.too_fast(link, now=self.server.loop.time()):
             self._too_fast(link, incoming, fast)
         elif not self.enabled:
@@ -145,7 +145,7 @@ class NodeDials(Part):
     def _take(self, request: NodeRequest, incoming: Incoming) -> None:
         try:
             ruling = self.destinations.judge(HostPort(incoming.host, incoming.port))
-        except ValueError:  # a spelling that only some resolvers read, or nonsense
+        except ValueError:  # a spelling that only some resolvers accept, or an invalid one
             ruling = Ruling()
         if ruling.target is None:
             self._deny(request, incoming, UNLISTED)
@@ -161,7 +161,7 @@ class NodeDials(Part):
         dial.start(ruling.target, min(incoming.timeout_s or self.limit_s, self.limit_s))
 
     def _request(self, link: AgentLink, incoming: Incoming) -> NodeRequest:
-        # The agent names it, so that both call it the same; it goes into logs and metrics.
+        # The agent chooses the id, so that both use the same; it goes into logs and metrics.
         known, client = incoming.connection_id, incoming.requester
         return NodeRequest(
             connection_id=known if _ID.fullmatch(known) else new_connection_id(),
@@ -171,10 +171,10 @@ class NodeDials(Part):
             started_at=time.monotonic(),
         )
 
-    # What becomes of a dial.
+    # Results of dials.
 
     def reached(self, dial: NodeDial, incoming: Incoming, end: SocketEnd, ruling: Ruling) -> None:
-        """The destination is reached: join."""
+        """The destination was reached: join."""
         server, request = self.server, dial.request
         self._no_longer_pending(dial)
         address = peer_of(end.sock)
@@ -188,7 +188,7 @@ class NodeDials(Part):
                 rule=str(by) if by is not None else "",
             )  # fmt: skip
             told = server.audit.begin(record)
-        assert ruling.target is not None  # or it would not have been dialed
+        assert ruling.target is not None  # otherwise it would not have been dialed
         self.tunnels += 1
         server.tunnels.open(
             DialRequest(ruling.target, link.identity, FRONTEND, connection_id),
@@ -199,19 +199,19 @@ class NodeDials(Part):
         )
 
     def failed(self, dial: NodeDial, incoming: Incoming, failure: DialFailure, detail: str) -> None:
-        """It is not: answer."""
+        """The dial failed: answer."""
         self._no_longer_pending(dial)
         self.bounds.ended(dial.request.link.id)
-        if failure is DialFailure.DENIED:  # by what its name resolves to
+        if failure is DialFailure.DENIED:  # because of the addresses of its name
             self._deny(dial.request, incoming, UNLISTED)
         else:
             self._fail(dial.request, incoming, failure, detail)
 
     def cancelled(self, dial: NodeDial) -> None:
-        """Nobody waits for it any more."""
+        """The dial was cancelled."""
         self._no_longer_pending(dial)
         self.bounds.ended(dial.request.link.id)
-        self._audit(dial.request, Stage.FAILED, None, "the agent took it back before the answer")
+        self._audit(dial.request, Stage.FAILED, None, "the agent cancelled it before the answer")
 
     def _ended(
         self,
@@ -251,7 +251,7 @@ class NodeDials(Part):
 
     def _deny(self, request: NodeRequest, incoming: Incoming, rule: str) -> None:
         if rule == BY_GATE:
-            why = f"{CLUSTER_TO_MASTER} is off at this server, which --feature-gates turns on"
+            why = f"{CLUSTER_TO_MASTER} is off at this server; turn it on with --feature-gates"
         elif rule == BY_AUDIT:
             why = UNAUDITED
         else:
@@ -261,7 +261,7 @@ class NodeDials(Part):
         server.metrics.node_dial_failed(DialFailure.DENIED)
         server.once.log(
             ("node denied", link.agent_id, rule), _QUIET_S, _log, logging.WARNING,
-            "a node asked for what it may not reach", agent_id=link.agent_id, link=link.id,
+            "denied a dial from a node", agent_id=link.agent_id, link=link.id,
             destination=request.destination, client=request.claimed_client or None, reason=why,
             connection=request.connection_id,
         )  # fmt: skip
@@ -269,12 +269,12 @@ class NodeDials(Part):
         incoming.refuse(DialFailure.DENIED, sentence)
 
     def _too_fast(self, link: AgentLink, incoming: Incoming, why: str) -> None:
-        # Nothing that it says is read, and there would be too many records for the audit log.
+        # The request is not parsed, and there would be too many records for the audit log.
         server, failure = self.server, DialFailure.TOO_MANY
         server.metrics.node_dial_failed(failure)
         server.once.log(
             ("node dial", failure, link.agent_id), _QUIET_S, _log, logging.WARNING,
-            "dial for a node failed", agent_id=link.agent_id, link=link.id, reason=failure.value,
+            "dial from a node failed", agent_id=link.agent_id, link=link.id, reason=failure.value,
             detail=why,
         )  # fmt: skip
         incoming.refuse(failure, why)
@@ -286,7 +286,7 @@ class NodeDials(Part):
         server.metrics.node_dial_failed(failure)
         server.once.log(
             ("node dial", failure, request.link.agent_id), _QUIET_S, _log, logging.WARNING,
-            "dial for a node failed", agent_id=request.link.agent_id,
+            "dial from a node failed", agent_id=request.link.agent_id,
             destination=request.destination, reason=failure.value, detail=detail,
             connection=request.connection_id,
         )  # fmt: skip
@@ -309,7 +309,7 @@ class NodeDials(Part):
         self.server.audit.put(record)
 
     def _class_of(self, request: NodeRequest, target: HostPort) -> TrafficClass:
-        """In which class of traffic it is: what the agent says about that does not count."""
+        """The traffic class of a request; the agent's own claim is ignored."""
         policy = self.server.networks.policy
         if policy is None or not policy.current.classes:
             return NORMAL
@@ -325,23 +325,23 @@ class NodeDials(Part):
     def _covering(self, end: SocketEnd) -> Destination | None:
         try:
             host, port = end.sock.getpeername()[:2]
-        except OSError:  # gone already
+        except OSError:  # already gone
             return None
         return self.destinations.covering(str(host), port)
 
 
 def _shown(host: str, port: int) -> str:
-    """What was asked for, also where it is nonsense."""
+    """The requested destination for display, even if invalid."""
     try:
         return str(HostPort(host, port))
     except ValueError:
-        # Without a port it came as one text, in which there may be one.
+        # Without a port the request was one text, which may contain one.
         return f"{host[:300]!r} port {port}" if port else f"{host[:300]!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRequest:
-    """What an agent asked for, on behalf of whom, and since when (``time.monotonic``)."""
+    """A request of an agent, its client, and its start (``time.monotonic``)."""
 
     connection_id: str
     link: AgentLink
@@ -360,10 +360,10 @@ def node_record(
     failure: DialFailure | None = None,
     reason: str = "",
 ) -> Record:
-    """Describe what became of a request; of a tunnel this is its begin.
+    """The audit record of a request's result; for a tunnel, of its start.
 
-    The agent proved who it is and is the requester. Who connected there is what the agent says:
-    that is never believed, and stands apart.
+    The authenticated agent is the requester. The client is only the agent's claim:
+    it is never trusted, and recorded separately.
     """
     now, link = time.time(), request.link
     since = time.monotonic() - request.started_at
@@ -392,65 +392,65 @@ def node_record(
     )
 
 
-#: Of one link: dials that wait for their answer, each of which may wait for the resolver.
+#: Limit of pending dials per link, each of which may wait for the resolver.
 MOST_PENDING_PER_LINK = 1024
-#: Of one link: a node that lost all its connections has them back at once; one that asks and asks,
-#: and takes back what it asked for, uses up neither the server's time nor its audit log.
+#: Rate limit per link: a node that lost all its connections can restore them at once, but one that
+#: keeps requesting and cancelling uses up neither the server's time nor its audit log.
 BURST_PER_LINK, PER_S_PER_LINK = 4096, 500.0
 
 
 def most_open() -> int:
-    """How many dials and tunnels of nodes there may be: each takes a descriptor, of all half."""
+    """The limit of dials and tunnels of nodes: half of the descriptors."""
     return max(2, descriptors() // 2)
 
 
 class NodeBounds:
-    """Counts the dials and tunnels of nodes, and says what is too much."""
+    """Counts the dials and tunnels of nodes, and enforces their limits."""
 
     def __init__(self, most: int) -> None:
         self.most = most
-        self.most_per_link = most // 2  # one agent cannot take what all others need
-        #: By the id of a link: dials and tunnels; and of these the dials that have no answer yet.
+        self.most_per_link = most // 2  # one agent cannot use up all
+        #: By link id: dials and tunnels; and of these the pending dials.
         self.open: Counter[int] = Counter()
         self.pending: Counter[int] = Counter()
         self._buckets: WeakKeyDictionary[AgentLink, TokenBucket] = WeakKeyDictionary()
 
     def too_fast(self, link: AgentLink, *, now: float) -> str:
-        """Count one more question; why it is not even looked at, or ""."""
+        """Count one more request; returns why it is rejected unread, or ""."""
         bucket = self._buckets.get(link)
         if bucket is None:
             bucket = TokenBucket(rate=PER_S_PER_LINK, burst=BURST_PER_LINK, now=now)
             self._buckets[link] = bucket
         if bucket.allows(now=now):
             return ""
-        return f"this agent asks for more than {PER_S_PER_LINK:.0f} connections in a second"
+        return f"this agent requests more than {PER_S_PER_LINK:.0f} connections per second"
 
     def too_many(self, link_id: int) -> str:
-        """Why there can be no further dial; or ""."""
+        """Why there can be no further dial, or ""."""
         if self.open.total() >= self.most:
-            return f"this server has {self.most} connections of nodes"
+            return f"this server already has {self.most} connections from nodes"
         if self.open[link_id] >= self.most_per_link:
-            return f"this agent has {self.most_per_link} connections to the control plane"
+            return f"this agent already has {self.most_per_link} connections to the control plane"
         if self.pending[link_id] >= MOST_PENDING_PER_LINK:
-            return f"{MOST_PENDING_PER_LINK} dials of this agent wait for their answers"
+            return f"{MOST_PENDING_PER_LINK} dials of this agent are pending"
         return ""
 
     def began(self, link_id: int) -> None:
-        """A dial is under way."""
+        """Count a started dial."""
         self.open[link_id] += 1
         self.pending[link_id] += 1
 
     def answered(self, link_id: int) -> None:
-        """It is not any more."""
+        """Count an answered dial."""
         _less(self.pending, link_id)
 
     def ended(self, link_id: int) -> None:
-        """A dial that failed, or a tunnel, is gone."""
+        """Count the end of a failed dial or of a tunnel."""
         _less(self.open, link_id)
 
 
 def _less(counts: Counter[int], key: int) -> None:
-    """Count down; a key that has nothing left is forgotten."""
+    """Count down; a key at zero is removed."""
     counts[key] -= 1
     if not counts[key]:
         del counts[key]

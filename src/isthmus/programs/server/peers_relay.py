@@ -1,8 +1,8 @@
 """Keeps a link to every other server, so that dials can go through their agents (--peer-relay).
 
-One task for each server that is known, by flags or by Leases: it connects to that server's agent
-port, waits until the link is over, and begins again. When one of them is asked, and for what, is
-dial/dialers/through_agent.py; how the other side takes it is relayed.py.
+There is one task for each server known by flags or Leases: it connects to that server's agent
+port, waits until the link ends, and starts again. dial/dialers/through_agent.py decides when to
+use a link; relayed.py is the other side.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from isthmus.text.pacing import Backoff
 from isthmus.values import AgentId, HostPort, ServerId
 from isthmus.wire.alpn import RELAY_ALPN
 
-#: How often to look whether there are other servers than before.
+#: How often to check for a changed set of servers.
 _LOOK_S = 1.0
 _FIRST_S, _CAP_S = 0.1, 10.0
 _QUIET_S = 30.0
@@ -55,14 +55,14 @@ _log = logging.getLogger("isthmus.server")
 
 
 def peer_files(settings: ServerSettings) -> TlsFiles:
-    """The certificate that other servers are shown, and whom of them we trust."""
+    """The client certificate for other servers, and their authority."""
     own = bool(settings.relay.peer_cert)
     return TlsFiles(
         cert=settings.relay.peer_cert or settings.cluster_cert,
         key=settings.relay.peer_key or settings.cluster_key,
         ca=settings.relay.peer_ca_cert or settings.cluster_ca_cert,
         labels=(
-            "--peer-cert" if own else "--cluster-cert, which is shown to other servers,",
+            "--peer-cert" if own else "--cluster-cert, the client certificate for other servers,",
             "--peer-key" if own else "--cluster-key",
             "--peer-ca-cert" if settings.relay.peer_ca_cert else "--cluster-ca-cert",
         ),
@@ -70,10 +70,10 @@ def peer_files(settings: ServerSettings) -> TlsFiles:
 
 
 def peer_context(settings: ServerSettings, revocations: Revocations | None = None) -> HotContext:
-    """What links to other servers are made with; those on the lists of revoked ones get none.
+    """The context of links to other servers, which refuses revoked certificates.
 
     Raises:
-        ConfigError: a file is not usable for that.
+        ConfigError: a file cannot be used for this.
     """
     build = partial(
         client_context,
@@ -86,15 +86,15 @@ def peer_context(settings: ServerSettings, revocations: Revocations | None = Non
 
 
 def _takes_nothing(incoming: Incoming) -> None:
-    """Another server has agents of its own to ask."""
-    incoming.refuse(DialFailure.DENIED, "a server that relays takes no dials")
+    """Refuse a dial: the other server has its own agents."""
+    incoming.refuse(DialFailure.DENIED, "a relaying server accepts no dials")
 
 
 _HOOKS = ServerHooks(on_dial=_takes_nothing)
 
 
 class Relays(Part):
-    """The links to other servers whose agents may be asked, and those of others to us."""
+    """The links to other servers for relaying, and those from other servers."""
 
     def __init__(
         self,
@@ -112,12 +112,12 @@ class Relays(Part):
 
     @property
     def open_links(self) -> tuple[PeerLink, ...]:
-        """Every link to another server that is up."""
+        """All open links to other servers."""
         return self.keeper.open if self.keeper is not None else ()
 
     @property
     def ready_links(self) -> bool:
-        """Another server has agents that could be asked."""
+        """Whether another server has agents that could serve a dial."""
         return self.keeper is not None and self.keeper.links.ready
 
     @override
@@ -191,7 +191,7 @@ def _shown(
 
 
 class RelayKeeper:
-    """Keeps ``links`` to every server that ``peers`` knows."""
+    """Keeps ``links`` to every server in ``peers``."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class RelayKeeper:
         metrics: ServerMetrics,
         once: OncePer,
     ) -> None:
-        """``server_name`` is what every server's certificate must carry; empty: its host."""
+        """``server_name`` must be in every server's certificate; empty: its host."""
         self._terms = replace(terms, only="mux")
         self._name = server_name
         self._own = own
@@ -218,7 +218,7 @@ class RelayKeeper:
         self.links = PeerLinks()
 
     async def run(self) -> None:
-        """Keep linking, for ever."""
+        """Keep linking until cancelled."""
         keepers: dict[tuple[ServerId, HostPort], asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
             while not self._stopped:
@@ -231,10 +231,10 @@ class RelayKeeper:
                 await asyncio.sleep(_LOOK_S)
 
     def close(self) -> None:
-        """End every link; they are gone after ``wait_closed``."""
+        """Close every link; they are closed after ``wait_closed``."""
         self._stopped = True
         for link in list(self._open):
-            link.close("server stops")
+            link.close("server is stopping")
         self._resolver.close()
 
     async def wait_closed(self) -> None:
@@ -246,16 +246,16 @@ class RelayKeeper:
 
     @property
     def open(self) -> tuple[PeerLink, ...]:
-        """Every link that is up, also those that are not asked any more."""
+        """All open links, including those that are no longer used."""
         return tuple(self._open)
 
     @property
     def unsent(self) -> bool:
-        """Something that a tunnel said waits in a link."""
+        """Whether data of a tunnel waits in a link."""
         return any(link.unsent for link in self._open)
 
     def _let_go(self) -> None:
-        """Ask no server that is not one of ours any more; its tunnels may finish."""
+        """Stop using links to removed servers; their tunnels may finish."""
         known = self._peers.addresses
         for link, (peer_id, address) in list(self._open.items()):
             if known.get(peer_id) != address:
@@ -269,7 +269,7 @@ class RelayKeeper:
             link = await self._link(peer_id, address)
             if link is not None:
                 backoff.reset()
-                # Cancelled here, it stays open: whoever stops us, or _let_go, ends it.
+                # If cancelled here, the link stays open: the shutdown, or _let_go, closes it.
                 reason = await asyncio.shield(link.over)
                 log(
                     _log, logging.INFO, "link to another server ended", server_id=link.server_id,
@@ -278,7 +278,7 @@ class RelayKeeper:
             await asyncio.sleep(backoff.next_s())
 
     async def _link(self, peer_id: ServerId, address: HostPort) -> PeerLink | None:
-        """One attempt, at every address that the name has until one answers."""
+        """One attempt, at all addresses of the name until one answers."""
         why = "its name has no address"
         try:
             for place in await self._resolver.addresses(address):
@@ -291,7 +291,7 @@ class RelayKeeper:
             why = str(exc)
         self._once.log(
             ("relay", peer_id, why), _QUIET_S, _log, logging.WARNING,
-            "cannot link to another server, whose agents could be asked", server_id=peer_id,
+            "cannot link to another server", server_id=peer_id,
             address=str(address), reason=why,
         )  # fmt: skip
         return None
@@ -310,14 +310,14 @@ class RelayKeeper:
         )
         assert isinstance(link, PeerLink)
         if link.server_id == self._own or self.links.has(link.server_id):
-            link.close("linked already")
+            link.close("already linked")
             whose = "ourselves" if link.server_id == self._own else link.server_id
             raise LinkError(f"its address leads to {whose}", LinkStage.REFUSED)
         self._open[link] = (peer_id, address)
         self.links.add(link)
         link.over.add_done_callback(lambda _: self._over(link))
         log(
-            _log, logging.INFO, "linked to another server, whose agents can be asked",
+            _log, logging.INFO, "linked to another server",
             server_id=link.server_id, address=str(address), version=link.version,
         )  # fmt: skip
         return link

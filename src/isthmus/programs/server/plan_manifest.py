@@ -1,6 +1,6 @@
-"""A server that is to be run: where, by which flags, with which files, sockets and ports.
+"""A plan for running a server: where, with which flags, files, sockets and ports.
 
-Also where its volumes come from, and what kube-apiserver is told about it.
+Also the sources of its volumes, and kube-apiserver's configuration for it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ from isthmus.values import HostPort
 
 _SPARE_S = 5
 _LOW = 1024
-#: How long a server behind a Service goes on when it has to end, until nobody is sent to it any
-#: more: one that drains accepts nothing, and who was still sent to it would be refused.
+#: How long a terminating server behind a Service keeps serving, until no new traffic is routed to
+#: it: a draining server accepts nothing, and later connections would be refused.
 LEAVE_S = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerPlan:
-    """Where a server is put, and its flags: ``given`` as typed, ``settings`` what they mean.
+    """Where a server runs, and its flags: ``given`` as typed, ``settings`` their values.
 
-    ``makes_lease_namespace``: the namespace of the Leases is made with it, and nobody else's.
+    ``makes_lease_namespace``: the namespace of the Leases is created with it, for it alone.
     """
 
     manifest: ServerManifestSettings
@@ -59,7 +59,7 @@ class ServerPlan:
 
     @property
     def grace_s(self) -> int:
-        """How long the pod may take to end; beside kube-apiserver that ends first."""
+        """The pod's grace period; next to kube-apiserver, including kube-apiserver's own."""
         stopping = math.ceil(self.settings.graceful_shutdown_timeout_s)
         if self.manifest.form == SIDECAR:
             return math.ceil(self.manifest.pre_stop_s) + stopping
@@ -68,7 +68,7 @@ class ServerPlan:
 
     @property
     def named(self) -> Mapping[str, str]:
-        """The paths of files that flags name, by attribute; empty where a flag names none."""
+        """The paths of files that flags name, by attribute; empty if a flag names none."""
         settings = self.settings
         found = {
             option.attribute: str(option.value_in(settings))
@@ -84,7 +84,7 @@ class ServerPlan:
         """The files that flags name.
 
         Raises:
-            ConfigError: a path is none that a manifest can say.
+            ConfigError: a path cannot be used in a manifest.
         """
         found = (file_of(attribute, path) for attribute, path in self.named.items())
         return tuple(file for file in found if file is not None)
@@ -94,14 +94,14 @@ class ServerPlan:
         """The UNIX sockets, as files of flags.
 
         Raises:
-            ConfigError: a path is none that a manifest can say.
+            ConfigError: a path cannot be used in a manifest.
         """
         doors = self.settings.doors
         return tuple(FlagFile.named(f"--{door.uds_flag}", door.uds) for door in doors if door.uds)
 
     @property
     def socket_directories(self) -> list[PurePosixPath]:
-        """Where the sockets are, each directory once."""
+        """The directories of the sockets, each once."""
         return list(dict.fromkeys(file.directory for file in self.sockets))
 
     @property
@@ -111,7 +111,7 @@ class ServerPlan:
 
     @property
     def low_ports(self) -> list[int]:
-        """The ports that only who has a capability may open."""
+        """The ports that need a capability."""
         settings = self.settings
         ports = (*self.frontend_ports.values(), settings.agent_port, settings.admin.health_port)
         return sorted({port for port in ports if port < _LOW})
@@ -121,14 +121,14 @@ class ServerPlan:
         """The file that the audit log is written to; None for standard output, or for none.
 
         Raises:
-            ConfigError: the path is none that a manifest can say.
+            ConfigError: the path cannot be used in a manifest.
         """
         path = self.settings.audit.log_path
         return None if path == "-" else file_of("audit_log_path", path)
 
     @property
     def uses_account(self) -> bool:
-        """It asks the Kubernetes API as the account of its pod."""
+        """Whether it uses the Kubernetes API with its pod's service account."""
         return self.settings.needs_kube and not self.settings.kubeconfig
 
 
@@ -136,7 +136,7 @@ def file_of(attribute: str, path: str) -> FlagFile | None:
     """The file of a flag; None for an empty path.
 
     Raises:
-        ConfigError: the path is none that a manifest can say.
+        ConfigError: the path cannot be used in a manifest.
     """
     return FlagFile.named(f"--{attribute.replace('_', '-')}", path) if path else None
 
@@ -148,10 +148,10 @@ _ELSEWHERE = frozenset({"server_cert", "server_key", "cluster_cert", "cluster_ke
 
 
 def file_volumes(plan: ServerPlan) -> list[Volume]:
-    """What has the files of a server whose pod is made by the API.
+    """The volumes with the files of a server in a pod created through the API.
 
     Raises:
-        ConfigError: files are where they cannot be mounted; one sentence.
+        ConfigError: the files cannot be mounted at their paths.
     """
     manifest, settings = plan.manifest, plan.settings
     found = []
@@ -174,7 +174,7 @@ def file_volumes(plan: ServerPlan) -> list[Volume]:
         other = mounted.setdefault(volume.mount, volume)
         if other != volume:
             raise ConfigError(
-                f"{file.flag} {file.path} needs a directory of its own: --client-ca-config-map and"
+                f"{file.flag} {file.path} needs its own directory: --client-ca-config-map and"
                 " --ca-config-map cannot both be mounted there"
             )
     return [*found, *mounted.values(), *_others(plan)]
@@ -184,32 +184,32 @@ def _others(plan: ServerPlan) -> list[Volume]:
     named = {key: path for key, path in plan.named.items() if key not in _ELSEWHERE}
     files = [file for attribute, path in named.items() if (file := file_of(attribute, path))]
     if files and not plan.manifest.secret:
-        raise ConfigError(f"{files[0].flag} needs --secret: the Secret that has the file")
+        raise ConfigError(f"{files[0].flag} needs --secret, the Secret with the file")
     found = volumes.secret_directory(files, secret=plan.manifest.secret)
     return [replace(volume, name="konnectivity-files") for volume in found]
 
 
 def scratch(plan: ServerPlan) -> list[Volume]:
-    """Memory for keys that are written in a kubeconfig itself."""
+    """A memory volume for keys embedded in a kubeconfig."""
     if not plan.settings.kubeconfig:
         return []
     return [replace(volumes.scratch(), name="konnectivity-tmp")]
 
 
 def pod_sockets(plan: ServerPlan) -> list[Volume]:
-    """The directories of sockets that both containers of a pod have.
+    """The directories of sockets shared by both containers of a pod.
 
     Raises:
-        ConfigError: one cannot be mounted.
+        ConfigError: a directory cannot be mounted.
     """
     return _sockets(plan, lambda _: {"emptyDir": {"medium": "Memory"}})
 
 
 def node_sockets(plan: ServerPlan) -> list[Volume]:
-    """The directories of sockets that kube-apiserver has from the node as well.
+    """The directories of sockets on the node, shared with kube-apiserver.
 
     Raises:
-        ConfigError: one cannot be mounted.
+        ConfigError: a directory cannot be mounted.
     """
     return _sockets(
         plan, lambda path: {"hostPath": {"path": str(path), "type": "DirectoryOrCreate"}}
@@ -236,7 +236,7 @@ def connection(manifest: ServerManifestSettings, settings: ServerSettings) -> Ne
     """How kube-apiserver reaches the server: its UNIX socket, or else TCP.
 
     Raises:
-        ConfigError: kube-apiserver knows no such way; one sentence.
+        ConfigError: kube-apiserver does not support it.
     """
     doors = settings.doors
     for door in doors:
@@ -255,10 +255,11 @@ def connection(manifest: ServerManifestSettings, settings: ServerSettings) -> Ne
             return NetworkConnection(protocol=NetworkProtocol.HTTP_CONNECT, tcp=at, tls=tls)
     if any(door.mode == HTTP_CONNECT for door in doors):
         raise ConfigError(
-            "--server-port must not be 0 in a manifest: kube-apiserver has to find it"
+            "--server-port must not be 0 in a manifest: kube-apiserver needs a fixed port"
         )
     raise ConfigError(
-        "kube-apiserver speaks grpc over a UNIX socket only: say --mode=http-connect, or --uds-name"
+        "kube-apiserver supports grpc only over a UNIX socket: use --uds-name,"
+        " or --mode=http-connect"
     )
 
 
@@ -272,7 +273,7 @@ def egress_selector(manifest: ServerManifestSettings, settings: ServerSettings) 
 
 
 def egress_selector_of(server: NetworkConnection) -> str:
-    """Write the EgressSelectorConfiguration: by the server to the cluster, else directly."""
+    """Write the EgressSelectorConfiguration: the cluster through the server, others directly."""
     direct = NetworkConnection(protocol=NetworkProtocol.DIRECT)
     ways = {CONTROL_PLANE: direct, ETCD: direct, CLUSTER: server}
     networks = {name: NetworkConfig(name=name, connection=way) for name, way in ways.items()}
@@ -280,10 +281,10 @@ def egress_selector_of(server: NetworkConnection) -> str:
 
 
 def egress_config_map(manifest: ServerManifestSettings, settings: ServerSettings) -> str:
-    """Write the ConfigMap that has it.
+    """Write the ConfigMap with the EgressSelectorConfiguration.
 
     Raises:
-        ConfigError: as ``connection()``, or the path of the file is none.
+        ConfigError: as ``connection()``, or the path of the file is invalid.
     """
     file = FlagFile.named("--egress-config-path", manifest.egress_config_path)
     metadata: Manifest = {"name": manifest.egress_config_map}

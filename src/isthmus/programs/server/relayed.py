@@ -1,9 +1,9 @@
-"""Dials that another server passes on: held against our policy, and given to our own agents only.
+"""Dials relayed by another server: checked against our policy, and sent to our own agents only.
 
-Who may ask is decided by a certificate's name (``--peer-relay-name``; agents.py asks). What the
-other server says of the requester is believed, for it has authenticated it; our own policy is asked
-as well, so that a way through a second server never allows more. Nothing from here is ever passed
-on further: a dial made here knows no relays.
+A certificate's name decides who may relay (``--peer-relay-name``; checked in agents.py). The
+other server's statement about the requester is trusted, because it authenticated it; our own policy
+is checked as well, so that a path through a second server never allows more. Dials from here are
+never relayed further: they have no relays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from isthmus.links.server_side import AgentLink
     from isthmus.programs.server.dials import ServerDials
 
-#: How tunnels of other servers are called where those of clients have the name of a mode.
+#: The frontend name of relayed tunnels; clients' tunnels have the name of a mode.
 FRONTEND = "relay"
 _QUIET_S = 60.0
 _ID = re.compile(r"[!-~]{1,64}", re.ASCII)
@@ -38,7 +38,7 @@ _log = logging.getLogger("isthmus.server")
 
 
 class RelayedDial:
-    """One such dial; see dialers.through_agent.DialOwner and app.auditing.Asked."""
+    """One relayed dial; see through_agent.DialOwner and recording.Asked."""
 
     __slots__ = ("_dial", "_incoming", "_server", "link", "request")
 
@@ -63,22 +63,22 @@ class RelayedDial:
 
     @property
     def requester(self) -> Identity:
-        """Who asks, as the other server says."""
+        """The requester, as the other server names it."""
         return self.request.requester
 
     @property
     def connection_id(self) -> str:
-        """What it is called."""
+        """The connection id."""
         return self.request.connection_id
 
     @property
     def asking(self) -> RequestMetadata:
-        """What the other server passes on."""
+        """The metadata passed on by the other server."""
         return self.request.asking
 
     @property
     def client_address(self) -> str:
-        """Where the other server is."""
+        """The address of the other server."""
         return self.link.peer_address
 
     @property
@@ -87,11 +87,11 @@ class RelayedDial:
         return self.link.agent_id
 
     def pass_on(self, request: DialRequest) -> DialRequest:
-        """What the other server said."""
+        """The request of the other server."""
         return request
 
     def payer(self) -> Account:
-        """Whoever the other server says, inside its account."""
+        """The account of the named requester, inside the other server's account."""
         who = self.request.requester
         return self.link.account.inside((who.kind[:256], who.name[:256]))
 
@@ -113,13 +113,13 @@ class RelayedDial:
             incoming.on_cancelled = self._cancelled
 
     def _cancelled(self) -> None:
-        """The other server took it back, or its link is lost."""
+        """The other server cancelled it, or its link is lost."""
         dial, self._dial = self._dial, None
-        self._incoming.on_cancelled = None  # or it and we would keep each other
+        self._incoming.on_cancelled = None  # breaks the reference cycle
         if dial is not None:
             dial.cancel()
             if self._server.audit is not None:
-                why = "the other server took it back before the answer"
+                why = "the other server cancelled it before the answer"
                 self._server.audit.failed(self, self.client_address, dial, None, why)
 
     # See DialOwner.
@@ -144,13 +144,13 @@ class RelayedDial:
         return audit.began(self, self.client_address, dial) if audit is not None else None
 
     def dial_failed(self, dial: AgentDial, failure: DialFailure, detail: str) -> None:
-        """It is not: answer."""
+        """The dial failed: answer."""
         server = self._server
         self._dial = None
         server.metrics.relays.taken[RESULTS.get(failure, Relayed.FAILED)] += 1
         server.once.log(
             ("relayed", failure, self.relayed_by), _QUIET_S, _log, logging.WARNING,
-            "dial for another server failed", server_id=self.relayed_by,
+            "relayed dial failed", server_id=self.relayed_by,
             target=str(self.request.target), reason=failure.value, detail=detail,
             connection=self.connection_id,
         )  # fmt: skip
@@ -160,17 +160,17 @@ class RelayedDial:
 
 
 class RelayedDials:
-    """Takes what other servers pass on."""
+    """Handles dials relayed by other servers."""
 
     def __init__(self, server: ServerDials) -> None:
         self._server = server
 
     def take(self, incoming: Incoming) -> None:
-        """Another server asks for a dial; see links.link.Link.on_dial."""
+        """Handle a dial of another server; see links.link.Link.on_dial."""
         server = self._server
         link = server.agent_door.link_of(incoming.link_id)
         if link is None or not isinstance(incoming, IncomingDial):
-            incoming.refuse(DialFailure.AGENT_LOST, "the link is not there any more")
+            incoming.refuse(DialFailure.AGENT_LOST, "the link no longer exists")
             return
         try:
             target = HostPort(incoming.host, incoming.port)
@@ -178,7 +178,7 @@ class RelayedDials:
             self._refuse(incoming, str(exc))
             return
         if not incoming.relayed:
-            # Only a server sends it that takes this one for an agent.
+            # Only a server that mistakes this one for an agent sends it.
             self._refuse(incoming, "it is not marked as relayed")
             return
         RelayedDial(server, incoming, link, target).start()

@@ -1,7 +1,7 @@
 """The server's part of the chart: its objects, as trees with holes; values are settings_chart.py.
 
-Where neither Python nor Helm can place something, a static pod on nodes or a patch of somebody
-else's Deployment, it is text in a ConfigMap.
+Objects that neither Python nor Helm can place, such as a static pod on nodes or a patch of another
+Deployment, are text in a ConfigMap.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ _COMPUTED = {
 
 
 def _by_kubeconfig(kind: str) -> Computed:
-    """Whether a server asks the Kubernetes API by a kubeconfig, and not as its pod's account."""
+    """Whether a server uses the Kubernetes API with a kubeconfig instead of its pod's account."""
     return NEEDS_API if kind == "staticPod" else NEEDS_API & KUBECONFIG
 
 
@@ -177,7 +177,7 @@ def _args(kind: str) -> list[Node]:
 
 
 def _server(kind: str) -> list[Node]:
-    """A server of this kind and what is around it, in the order to make it."""
+    """A server of this kind and its related objects, in the order of creation."""
     owner = WorkloadOwner(name=hole("server.name"), namespace=NAMESPACE)
     if kind == "sidecar":
         return _sidecar(owner)
@@ -186,7 +186,7 @@ def _server(kind: str) -> list[Node]:
         subject, rights = around.user(hole("server.kubeconfig.user")), (LEASES, BY_TOKEN)
     else:
         found.append(around.service_account(owner))
-        # A pod with a kubeconfig asks another cluster, where this installation has nothing to say.
+        # A pod with a kubeconfig uses another cluster, where this installation has no rights.
         subject, rights = owner.account, (LEASES & ~KUBECONFIG, BY_TOKEN & ~KUBECONFIG)
     leases = around.lease_rights(owner, subject, namespace=LEASES_IN, verbs=SERVER_VERBS)
     found += [
@@ -203,7 +203,7 @@ def _server(kind: str) -> list[Node]:
                 around.disruption_budget(owner),
             ),
         ]
-    # Nobody enforces a policy for pods in the network of a node.
+    # NetworkPolicies do not apply to pods in the network of a node.
     policy = given("server.networkPolicy.enabled")
     if kind == "deployment":
         found.append(When(policy, _server_policy(owner, kind)))
@@ -213,7 +213,7 @@ def _server(kind: str) -> list[Node]:
 
 
 def _agents_service(owner: WorkloadOwner, selector: Mapping[str, str] | None = None) -> Manifest:
-    # An agent makes a server ready, so it has to reach one that is not.
+    # An agent makes a server ready, so it has to reach an unready one.
     ports = {"agents": hole("server.agentPort")}
     kind = hole("server.service.type")
     made = around.service(owner, ports, kind=kind, early=True, selector=selector)
@@ -223,7 +223,7 @@ def _agents_service(owner: WorkloadOwner, selector: Mapping[str, str] | None = N
 
 
 def _server_policy(owner: WorkloadOwner, kind: str) -> Manifest:
-    """Agents and kube-apiserver from where they are, probes from anywhere, as in server.py."""
+    """Allow agents and kube-apiserver from their networks, probes from anywhere."""
     networks = "server.networkPolicy.allowCidrs"
     others = {"podSelector": {"matchLabels": owner.selector}}
     agents = {
@@ -311,7 +311,7 @@ def _container(kind: str, name: str, ports: Mapping[str, str]) -> PodContainer:
 
 
 def _server_volumes(kind: str) -> list[Node]:
-    """Where the files of the server come from, as in server_plan.py."""
+    """The sources of the server's files, as in plan_manifest.py."""
     if kind == "staticPod":
         found: list[Node] = volumes.host_directories([file_at("/etc/isthmus/server.crt")])
     else:
@@ -349,7 +349,7 @@ def _socket_volume(kind: str) -> Volume:
 
 
 def _sidecar(owner: WorkloadOwner) -> list[Node]:
-    """What a server in kube-apiserver's pod needs, and the patch of that pod as a text."""
+    """The objects of a server in kube-apiserver's pod, and the patch of that pod as text."""
     config = file_at("/etc/kubernetes/egress-selector/config.yaml")
     selector = volumes.config_map(
         "egress-selector-config", f"{owner.name}-egress", {config.path.name: config}
@@ -379,7 +379,7 @@ def _sidecar(owner: WorkloadOwner) -> list[Node]:
 
 
 def _egress_document() -> Tree:
-    """kube-apiserver's file: to the server by a UNIX socket, or to that of a deployment by TCP."""
+    """kube-apiserver's file: the server by a UNIX socket, or a deployment's by TCP."""
     socket = NetworkConnection(protocol=NetworkProtocol.PACKET, uds=hole("server.frontend.socket"))
     manifest = ServerManifestSettings()
     tls = ClientTls(
@@ -491,7 +491,7 @@ CHART = ChartPart(
         for kind in FORMS
     },
     there=HAS_SERVER,
-    # Pods of kube-apiserver are not found by labels of ours.
+    # Our labels do not select pods of kube-apiserver.
     watched=HAS_SERVER & ~IS_SIDECAR,
     check=_check,
     computed=_COMPUTED,

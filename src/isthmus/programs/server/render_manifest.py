@@ -1,7 +1,7 @@
-"""What ``isthmus manifest server`` writes: a server beside kube-apiserver in its pod, or alone.
+"""Implements ``isthmus manifest server``: a server next to kube-apiserver in its pod, or separate.
 
-Names, ports and mounts beside kube-apiserver are HyperShift's; unlike there, agents prove who they
-are, and readiness asks whether there is one. The other forms are render_manifest_forms.py.
+Names, ports and mounts next to kube-apiserver are HyperShift's; unlike there, agents authenticate,
+and readiness requires one. render_manifest_forms.py has the other forms.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from isthmus.programs.server.settings_manifest import (
 from isthmus.text.go_yaml import to_yaml
 
 NAME = "konnectivity-server"
-#: Where sidecars and kube-apiserver expect it.
+#: The port that sidecars and kube-apiserver expect.
 LOCAL = "konnectivity-server-local"
 SIDECAR_RESOURCES = {"requests": {"cpu": "10m", "memory": "64Mi"}}
 
@@ -57,12 +57,12 @@ def server_manifest(plan: ServerPlan) -> str:
     """Write the --part.
 
     Raises:
-        ConfigError: the server cannot run so; one sentence.
+        ConfigError: the server cannot run in that form.
     """
     if plan.settings.admin.health_port == 0:
-        raise ConfigError("--health-port must not be 0 in a manifest: probes have to find it")
+        raise ConfigError("--health-port must not be 0 in a manifest: probes need a fixed port")
     if plan.settings.agent_port == 0:
-        raise ConfigError("--agent-port must not be 0 in a manifest: agents have to find it")
+        raise ConfigError("--agent-port must not be 0 in a manifest: agents need a fixed port")
     if plan.manifest.form != SIDECAR:
         return form_manifest(plan)
     check_audit(plan)
@@ -74,7 +74,7 @@ def _spec(plan: ServerPlan) -> Manifest:
     ours, theirs = _sidecar_volumes(plan), _apiserver_volumes(plan)
     volumes.check_apart(ours)
     volumes.check_apart(theirs)
-    # Left as it is where the server does not wait for kube-apiserver.
+    # Unchanged if the server does not wait for kube-apiserver.
     spec: Manifest = {"terminationGracePeriodSeconds": plan.grace_s} if manifest.pre_stop_s else {}
     if manifest.run_as:
         spec["securityContext"] = {"fsGroup": manifest.run_as}
@@ -152,7 +152,7 @@ def _apiserver_volumes(plan: ServerPlan) -> list[Volume]:
 def _sidecar_services(plan: ServerPlan) -> str:
     settings, front = plan.settings, plan.frontend_ports
     local = _sidecar_service(plan, LOCAL, front, early=False)
-    # An agent makes a server ready, so it has to reach one that is not.
+    # An agent makes a server ready, so it has to reach an unready one.
     agents = _sidecar_service(plan, NAME, {"agents": settings.agent_port}, early=True)
     return to_yaml([local, agents] if front else [agents])
 
@@ -187,9 +187,9 @@ _SIDECAR_WRITERS: Mapping[str, Callable[[ServerPlan], str]] = {
 
 
 def plan_warnings(plan: ServerPlan) -> list[str]:
-    """What is not wrong and may still not be meant, each a sentence."""
+    """Warnings about valid but probably unintended settings."""
     manifest, settings = plan.manifest, plan.settings
-    # The same file is the same authority; whether two files are is known where they are.
+    # The same file is the same authority; two files cannot be compared here.
     found = [
         *settings.warnings(),
         *role_warnings(settings, lambda path: frozenset({path.encode()})),
@@ -205,7 +205,7 @@ def plan_warnings(plan: ServerPlan) -> list[str]:
     found += count_warnings(settings)
     if manifest.readiness == READY:
         found.append(
-            "kube-apiserver's pod is ready when an agent is there: the Service for agents needs"
-            " publishNotReadyAddresses, as --part=services has it, or say --readiness=/healthz"
+            "kube-apiserver's pod is ready only with an agent: the Service for agents needs"
+            " publishNotReadyAddresses, as with --part=services, or use --readiness=/healthz"
         )
     return found

@@ -1,9 +1,9 @@
-"""A server of its own: as a DaemonSet, a Deployment, a static pod or a unit, and what is around it.
+"""A separate server as a DaemonSet, a Deployment, a static pod or a unit, and its related objects.
 
-Pods of the first and the third share a directory of their node with kube-apiserver: its UNIX socket
-needs no certificates. The directory is root's when the kubelet makes it, and a container before the
-server gives it to the server's user, with the one capability that this takes. Deployments are for
-an apiserver that is elsewhere: it comes by TCP.
+DaemonSet pods and static pods share a directory of their node with kube-apiserver: its UNIX socket
+needs no certificates. The kubelet creates the directory as root, and an init container
+gives it to the server's user, with the one capability that this needs. Deployments are for
+an apiserver elsewhere, which connects by TCP.
 """
 
 from __future__ import annotations
@@ -50,27 +50,27 @@ CONTAINER = "server"
 
 
 def form_manifest(plan: ServerPlan) -> str:
-    """Write the --part of a server that is no sidecar.
+    """Write the --part of a server that is not a sidecar.
 
     Raises:
-        ConfigError: the server cannot run so; one sentence.
+        ConfigError: the server cannot run in that form.
     """
     check_form(plan)
     return _WRITERS[plan.manifest.written](plan)
 
 
 def check_form(plan: ServerPlan) -> None:
-    """See that the server can run in its form.
+    """Check that the server can run in its form.
 
     Raises:
-        ConfigError: it cannot; one sentence that says why.
+        ConfigError: it cannot; the message says why.
     """
     form, settings = plan.manifest.form, plan.settings
     what = "a static pod" if form == STATIC_POD else "a unit"
     if form in EARLY_FORMS and settings.needs_kube and not settings.kubeconfig:
         raise ConfigError(
-            f"--kubeconfig is missing: {what} has no service account, and tokens and Leases are"
-            " matters of the Kubernetes API"
+            f"--kubeconfig is missing: {what} has no service account, and tokens and Leases"
+            " need the Kubernetes API"
         )
     for file in plan.files if form in EARLY_FORMS else ():
         if SERVICE_ACCOUNT in file.path.parents:
@@ -78,27 +78,27 @@ def check_form(plan: ServerPlan) -> None:
                 f"{file.flag} {file.path}: {what} has no service account; name a file of the node"
             )
     if any(door.port == 0 for door in settings.doors):
-        raise ConfigError("--server-port must not be 0 in a manifest: others have to find it")
+        raise ConfigError("--server-port must not be 0 in a manifest: clients need a fixed port")
     if form == DEPLOYMENT and not plan.frontend_ports:
         raise ConfigError(
-            "a deployment needs --server-port: kube-apiserver is elsewhere, and no UNIX socket"
-            " leads there"
+            "a deployment needs --server-port: kube-apiserver is elsewhere and cannot reach a"
+            " UNIX socket"
         )
     if form == SYSTEMD and references(plan.given):
-        raise ConfigError(f"$({references(plan.given)[0]}) means something in a pod only")
+        raise ConfigError(f"$({references(plan.given)[0]}) is only available in a pod")
     if form != SYSTEMD:
         check_audit(plan)
 
 
 def check_audit(plan: ServerPlan) -> None:
-    """Check that the server writes no file: its pod has no place for one.
+    """Check that the server writes no file: its pod has a read-only file system.
 
     Raises:
-        ConfigError: it would have to; one sentence that says what to do.
+        ConfigError: it would write one; the message says what to do.
     """
     if (log := plan.audit_log) is not None:
         raise ConfigError(
-            f"{log.flag} {log.path}: a pod has no place to write; say {log.flag}=-, standard"
+            f"{log.flag} {log.path}: a pod has no place to write; use {log.flag}=-, standard"
             " output, which the kubelet keeps"
         )
 
@@ -107,7 +107,7 @@ def workload(plan: ServerPlan) -> Manifest:
     """The pods: a DaemonSet, a Deployment or a Pod.
 
     Raises:
-        ConfigError: files cannot be mounted as they are named; one sentence.
+        ConfigError: the files cannot be mounted at their paths.
     """
     manifest = plan.manifest
     if manifest.form == STATIC_POD:
@@ -176,16 +176,16 @@ def _pod(plan: ServerPlan, found: list[Volume], extra: Manifest) -> Pod:
 
 
 def env_of(plan: ServerPlan) -> list[Manifest]:
-    """The variables of the container: fields of its pod."""
-    # Every replica needs an id of its own, and the name of a pod is one.
+    """The environment of the container: fields of its pod."""
+    # Every replica needs a unique id: the name of its pod.
     own_id = {} if plan.settings.server_id else {"PROXY_SERVER_ID": "POD_NAME"}
     return containers.fields(references(plan.given), **own_id)
 
 
 def resources() -> Manifest:
-    """What a server asks for, and where it ends.
+    """The resource requests and limits of a server.
 
-    Of the limit 40 % are for what peers make it keep (--memory-budget): they are slowed before.
+    40 % of the memory limit are for peers' data (--memory-budget): peers are slowed before that.
     """
     return {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "2Gi"}}
 
@@ -204,7 +204,7 @@ def setup_socket(
     volumes: Sequence[Volume],
     pull: str = "IfNotPresent",
 ) -> PodContainer:
-    """What gives the directories of sockets to the server's user."""
+    """The init container that gives the directories of sockets to the server's user."""
     named = (f"--uds-name={path}" for path in paths)
     return PodContainer(
         name="setup-socket",
@@ -220,17 +220,17 @@ def setup_socket(
 _RUN = PurePosixPath("/run")
 _LOGS = PurePosixPath("/var/log")
 _UNIT_COMMENTS = (
-    "A server of Isthmus, beside kube-apiserver.",
+    "An Isthmus server, next to kube-apiserver.",
     "",
     "    useradd --system --user-group --no-create-home --shell=/usr/sbin/nologin {group}",
     "    chgrp {group} FILES && chmod 0640 FILES      # {names}",
     "    systemctl enable --now UNIT",
     "",
-    "The server reads its files again when they change: no restart. Root, and who is in the group,",
-    "may open its socket.",
+    "The server reads its files again when they change, so it needs no restart. Root and members",
+    "of the group may open its socket.",
 )
 _SOCKET_COMMENTS = (
-    "Listens for a server of Isthmus, also while it is started again: who comes then waits.",
+    "Listens for an Isthmus server, also during its restart: clients that connect then wait.",
     "It has the name of the service, with the same addresses as the service's flags.",
     "",
     "    systemctl enable --now isthmus-server.socket isthmus-server.service",
@@ -245,8 +245,8 @@ def _unit(plan: ServerPlan) -> str:
         commands=[("ExecStart", command_line([plan.manifest.executable, *plan.args]))],
         files=plan.files,
         seen=[log] if log else [],
-        # No dynamic user: a directory that stays would be below /run/private, where only root
-        # gets to. Its own group and not only one more: it is the socket's as well.
+        # No dynamic user: a persistent directory would be below /run/private, which only root
+        # can access. Its own group and not only one more: it is the socket's as well.
         user=[
             ("User", group),
             ("Group", group),
@@ -262,11 +262,11 @@ def _unit(plan: ServerPlan) -> str:
 
 
 def _log_directory(file: FlagFile | None) -> Lines:
-    """The directory is written to as well: the log is rotated there."""
+    """The directory must be writable, too: the log is rotated there."""
     if file is None:
         return []
     if _LOGS in file.directory.parents:
-        # systemd makes it, and gives it to the unit's user.
+        # systemd creates it for the unit's user.
         name = str(file.directory.relative_to(_LOGS))
         return [("LogsDirectory", name), ("LogsDirectoryMode", "0750")]
     return [("ReadWritePaths", str(file.directory))]
@@ -274,7 +274,7 @@ def _log_directory(file: FlagFile | None) -> Lines:
 
 def _socket_directories(directories: Sequence[PurePosixPath]) -> Lines:
     below = [each for each in directories if _RUN in each.parents]
-    # Somebody else makes these, and gives them to the group.
+    # The administrator creates these, and gives them to the group.
     others = [("ReadWritePaths", str(each)) for each in directories if each not in below]
     if not below:
         return others
@@ -282,8 +282,8 @@ def _socket_directories(directories: Sequence[PurePosixPath]) -> Lines:
     return [
         ("RuntimeDirectory", names),
         ("RuntimeDirectoryMode", "0750"),
-        # Stays when the unit is restarted: a kube-apiserver in a container that has it mounted
-        # would look into the one before.
+        # Kept when the unit is restarted: a kube-apiserver in a container that has mounted it
+        # would otherwise see the deleted one.
         ("RuntimeDirectoryPreserve", "yes"),
         *others,
     ]
@@ -296,8 +296,8 @@ def _workload(plan: ServerPlan) -> str:
 def _all(plan: ServerPlan) -> str:
     if plan.manifest.form in EARLY_FORMS:
         raise ConfigError(
-            f"--part=all is none of --as={plan.manifest.form}: a node has the workload in a file"
-            " of its own, and objects belong into the cluster"
+            f"--part=all is not available with --as={plan.manifest.form}: a node needs the"
+            " workload in a separate file, and objects belong in the cluster"
         )
     return to_yaml([*around_server(plan), workload(plan)])
 
@@ -307,7 +307,7 @@ def _objects(plan: ServerPlan) -> str:
 
 
 def _socket(plan: ServerPlan) -> str:
-    """A unit that listens for clients and agents, also while the server is not there."""
+    """A unit that listens for clients and agents, also while the server is down."""
     settings, group = plan.settings, plan.manifest.unit_group
     if plan.manifest.form != SYSTEMD:
         raise ConfigError(f"--part={SOCKET} is for --as={SYSTEMD}: only units have sockets")
@@ -333,14 +333,14 @@ _WRITERS: Mapping[str, Callable[[ServerPlan], str]] = {
 
 
 def form_warnings(plan: ServerPlan) -> list[str]:
-    """What is not wrong and may still not be meant, each a sentence."""
+    """Warnings about valid but probably unintended settings."""
     manifest, settings = plan.manifest, plan.settings
     found = count_warnings(settings)
     if manifest.written in (ALL, WORKLOAD) and plan.socket_directories:
         directory = plan.socket_directories[0]
         found.append(
-            f"kube-apiserver needs {directory} of its node, --egress-selector-config-file with what"
-            " --part=egress-selector prints, and to be root or in the server's group"
+            f"kube-apiserver needs {directory} of its node, --egress-selector-config-file with the"
+            " output of --part=egress-selector, and to be root or in the server's group"
         )
     if manifest.form in EARLY_FORMS and settings.needs_kube and manifest.written == WORKLOAD:
         found.append(
@@ -355,24 +355,24 @@ def form_warnings(plan: ServerPlan) -> list[str]:
     of_node = manifest.form == STATIC_POD or (manifest.form == DAEMON_SET and manifest.host_network)
     if of_node and plan.low_ports:
         found.append(
-            f"port {plan.low_ports[0]} is below 1024: in the network of a node the server may not"
-            " open it, unless net.ipv4.ip_unprivileged_port_start of the node says so"
+            f"port {plan.low_ports[0]} is below 1024: in a node's network the server may not"
+            " open it, unless the node's net.ipv4.ip_unprivileged_port_start allows it"
         )
     if manifest.form in (DAEMON_SET, DEPLOYMENT) and manifest.readiness == READY:
-        found.append("a server is ready when an agent is there, and not before")
+        found.append("a server is ready only with an agent")
     return found
 
 
 def count_warnings(settings: ServerSettings) -> list[str]:
-    """What to know about how servers are counted."""
+    """Warnings about how servers are counted."""
     counted = settings.server_count is not None or settings.peer_server
     if counted or settings.enable_lease_controller:
         return []
-    return ["without --server-count, agents take this server for the only one"]
+    return ["without --server-count, agents assume that this is the only server"]
 
 
 def around_server(plan: ServerPlan) -> list[Manifest]:
-    """Everything that is to be there besides the pods themselves, in the order to make it."""
+    """The objects besides the pods, in the order of creation."""
     manifest = plan.manifest
     owner = WorkloadOwner(name=manifest.name, namespace=manifest.namespace)
     found = [] if manifest.form in EARLY_FORMS else [around.service_account(owner)]
@@ -387,16 +387,16 @@ def around_server(plan: ServerPlan) -> list[Manifest]:
 
 
 def has_policy(plan: ServerPlan) -> bool:
-    """Whether a NetworkPolicy means anything: for pods with a network of their own."""
+    """Whether a NetworkPolicy applies: only for pods with their own network."""
     manifest = plan.manifest
     own = manifest.form == DEPLOYMENT or (manifest.form == DAEMON_SET and not manifest.host_network)
     return own and manifest.network_policy
 
 
 def _rights(plan: ServerPlan, owner: WorkloadOwner) -> list[Manifest]:
-    """For the pods' own account, or for who a node's kubeconfig says.
+    """Rights for the pods' own account, or for the user in a node's kubeconfig.
 
-    A pod with a kubeconfig asks another cluster, where this manifest has nothing to say.
+    A pod with a kubeconfig uses another cluster, where this manifest has no rights.
     """
     manifest, settings = plan.manifest, plan.settings
     if plan.uses_account:
@@ -418,7 +418,7 @@ def _rights(plan: ServerPlan, owner: WorkloadOwner) -> list[Manifest]:
 
 
 def _services(plan: ServerPlan, owner: WorkloadOwner) -> list[Manifest]:
-    # An agent makes a server ready, so it has to reach one that is not.
+    # An agent makes a server ready, so it has to reach an unready one.
     agents = around.service(
         owner,
         {"agents": plan.settings.agent_port},
@@ -431,11 +431,11 @@ def _services(plan: ServerPlan, owner: WorkloadOwner) -> list[Manifest]:
 
 
 def _policy(plan: ServerPlan, owner: WorkloadOwner) -> Manifest:
-    """Agents and kube-apiserver from where they are, probes from anywhere.
+    """Allow agents and kube-apiserver from their networks, probes from anywhere.
 
-    Servers hand agents on to each other, at the same port, so they come from the pods as well.
-    What goes out is open: the Kubernetes API, other servers, and what ``via=direct`` and
-    --allowed-destination name.
+    Servers hand agents on to each other, at the same port, so other server pods are allowed, too.
+    Egress is open: to the Kubernetes API, other servers, and the destinations of ``via=direct`` and
+    --allowed-destination.
     """
     settings = plan.settings
     agents = around.from_networks(plan.manifest.allow_cidr, settings.agent_port)
@@ -449,7 +449,7 @@ def _policy(plan: ServerPlan, owner: WorkloadOwner) -> Manifest:
 
 
 def _apiserver(plan: ServerPlan) -> list[Manifest]:
-    """Where kube-apiserver is: at addresses, in a namespace, or both; else beside the server."""
+    """The sources of kube-apiserver: addresses, a namespace, or both; default its own."""
     manifest = plan.manifest
     found: list[Manifest] = [*around.blocks(manifest.apiserver_cidr)]
     name = manifest.apiserver_namespace or ("" if found else manifest.namespace)

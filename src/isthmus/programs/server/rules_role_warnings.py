@@ -1,7 +1,6 @@
-"""Whether anything tells the certificates of agents, clients and operators apart.
+"""Warns if nothing distinguishes the certificates of agents, clients and operators.
 
-What a certificate may be used for is settings/rules_roles.py; reading the authorities' files is for
-others.
+settings/rules_roles.py defines the roles; the caller reads the authorities' files.
 """
 
 from __future__ import annotations
@@ -11,16 +10,14 @@ from collections.abc import Callable
 from isthmus.errors import ConfigError
 from isthmus.programs.server.settings import ServerSettings
 
-#: What to do, for people.
-TODO = (
-    "give each its own authority, or list the names that each may have; docs/pki.md has the steps"
-)
+#: The remedy, for users.
+TODO = "give each its own authority, or list the allowed names of each; docs/pki.md has the steps"
 
 
 def role_warnings(settings: ServerSettings, read: Callable[[str], frozenset[bytes]]) -> list[str]:
-    """Say who can pass for somebody else, one sentence for each two ports; empty: nobody can.
+    """Warnings about roles that can impersonate each other, one for each two ports.
 
-    ``read`` gives the authorities of a file. What cannot be read is for others to complain about.
+    ``read`` returns the authorities of a file. Unreadable files are reported elsewhere.
     """
     found = []
     agents = settings.cluster_ca_cert
@@ -31,7 +28,7 @@ def role_warnings(settings: ServerSettings, read: Callable[[str], frozenset[byte
             *(
                 []
                 if settings.roles.agent_names
-                else ["a client's certificate can come as an agent"]
+                else ["a client's certificate can register as an agent"]
             ),
         ]
         missing = [

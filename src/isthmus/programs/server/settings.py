@@ -1,6 +1,6 @@
-"""The settings of ``isthmus server``: konnectivity's proxy-server flags, and a few of our own.
+"""The settings of ``isthmus server``: konnectivity's proxy-server flags, and additional ones.
 
-Flags of konnectivity that mean nothing here are accepted and marked inert.
+Flags of konnectivity without a meaning here are accepted and marked inert.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ from isthmus.settings.program import (
 from isthmus.values import HostPort, ServerId
 from isthmus.wire.alpn import ALPN as MUX_ALPN
 
-#: The value of --agent-identity-binding that is no file.
+#: The value of --agent-identity-binding that is not a file.
 BY_NAME_WORD = "name"
 GRPC = "grpc"
 HTTP_CONNECT = "http-connect"
 DEFAULT_SERVER_PORT = 8090
-# kube-apiserver's konnectivity client gives a dial up after 30 s; nobody waits for us longer.
+# kube-apiserver's konnectivity client gives up after 30 s; no client waits longer.
 DIAL_CEILING_S = 30.0
 # struct sockaddr_un has 108 bytes for the path, one of them for the final NUL (unix(7)).
 _MAX_UDS_BYTES = 107
@@ -73,7 +73,7 @@ _COMPAT = "Compatibility"
 
 
 class Door(NamedTuple):
-    """Where one protocol listens, and the flags that said so."""
+    """The listeners of one protocol, and their flags."""
 
     mode: str
     port: int | None
@@ -84,7 +84,7 @@ class Door(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings(CarrierSettings):
-    """Everything that a server can be told; ``validate()`` says whether it makes sense."""
+    """The settings of a server; ``validate()`` checks them."""
 
     mode: tuple[str, ...] = option(
         (GRPC,),
@@ -347,8 +347,8 @@ class ServerSettings(CarrierSettings):
     def frontend_port(self) -> int | None:
         """The TCP port of the frontend, 0 for any free one, or None when only the socket listens.
 
-        Manifests for Go say ``--uds-name=… --server-port=0`` and may not give certificates with
-        it: that is the one place where 0 does not mean any free port.
+        Manifests for Go use ``--uds-name=… --server-port=0``, possibly without certificates:
+        this is the only case in which 0 does not mean any free port.
         """
         if not self.uds_name:
             return DEFAULT_SERVER_PORT if self.server_port is None else self.server_port
@@ -356,31 +356,31 @@ class ServerSettings(CarrierSettings):
 
     @property
     def agent_alpn(self) -> tuple[str, ...]:
-        """What to speak with agents, in order of preference."""
+        """The ALPN names for agents, in order of preference."""
         return {"mux": (MUX_ALPN,), "grpc": ("h2",)}.get(self.link, (MUX_ALPN, "h2"))
 
     @property
     def peers(self) -> Mapping[ServerId, HostPort]:
-        """The other servers that were named, and the addresses of their agent ports.
+        """The other servers from flags, with the addresses of their agent ports.
 
         Raises:
-            ConfigError: one cannot be read.
+            ConfigError: an entry is invalid.
         """
         return parse_peers(self.peer_server, own=self.server_id)
 
     @property
     def announced_count(self) -> int:
-        """How many servers there are, as far as flags say."""
+        """The number of servers according to flags."""
         return 1 + len(self.peers) if self.server_count is None else self.server_count
 
     @property
     def modes(self) -> tuple[str, ...]:
-        """The protocols that clients may speak."""
+        """The protocols for clients."""
         return self.mode
 
     @property
     def doors(self) -> tuple[Door, ...]:
-        """Where each protocol listens."""
+        """The listeners of each protocol."""
         first = Door(self.mode[0], self.frontend_port, "server-port", self.uds_name, "uds-name")
         if len(self.mode) == 1:
             return (first,)
@@ -399,14 +399,14 @@ class ServerSettings(CarrierSettings):
 
     @property
     def dial_limit_s(self) -> float:
-        """How long a dial may take in all."""
+        """The total time limit of a dial."""
         return self.backend_dial_timeout_s or DIAL_CEILING_S
 
     def validate(self) -> None:
-        """Hold the settings against each other, before anything is opened.
+        """Check the settings before anything is opened.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_tls(self.tls_min_version, self.cipher_suites)
         check_values(self)
@@ -416,7 +416,7 @@ class ServerSettings(CarrierSettings):
         self._check_agents()
         self._check_ports()
         check_id("server-id", self.server_id)
-        _ = self.peers, self.shares.of_flags  # each raises if its text is wrong
+        _ = self.peers, self.shares.of_flags  # each raises if its text is invalid
         check_at_least("server-count", self.announced_count, 1)
         check_workers(self.workers)
         check_at_least("xfr-channel-size", self.xfr_channel_size, 1)
@@ -438,14 +438,14 @@ class ServerSettings(CarrierSettings):
         )
 
     def warnings(self) -> list[str]:
-        """What is allowed, but hardly meant; said once, at the start."""
+        """Warnings about valid but probably unintended settings, logged once at startup."""
         found = self._check_node_traffic()
         if any(door.port is not None for door in self.doors):
             found += self.roles.warnings()
         if self.insecure_agents and self.gates.enabled(CLUSTER_TO_MASTER):
             found.append(
-                f"--insecure-agents and {CLUSTER_TO_MASTER}: whoever reaches the agent port reaches"
-                " every --allowed-destination"
+                f"--insecure-agents and {CLUSTER_TO_MASTER}: anyone who reaches the agent port"
+                " reaches every --allowed-destination"
             )
         return found
 
@@ -477,7 +477,7 @@ class ServerSettings(CarrierSettings):
             raise ConfigError("--http-connect-port and --server-port must differ")
 
     def _check_files(self) -> None:
-        """Name everything that is missing at once; if it is one flag, later checks say why."""
+        """Report all missing flags at once; if it is one flag, later checks say why."""
         files = {"cluster-cert": self.cluster_cert, "cluster-key": self.cluster_key}
         if not (self.agent_namespace or self.insecure_agents):
             files["cluster-ca-cert"] = self.cluster_ca_cert
@@ -551,8 +551,8 @@ class ServerSettings(CarrierSettings):
             )
         if self.agent_identity_binding and self.insecure_agents:
             raise ConfigError(
-                "--agent-identity-binding and --insecure-agents exclude each other: nobody proves"
-                " who they are"
+                "--agent-identity-binding and --insecure-agents exclude each other: agents do not"
+                " prove who they are"
             )
 
     def _check_tokens(self) -> bool:
@@ -575,8 +575,8 @@ class ServerSettings(CarrierSettings):
         if not self.enable_lease_controller:
             if self.advertise_agent_address:
                 raise ConfigError(
-                    "--advertise-agent-address needs --enable-lease-controller as well: it is on"
-                    " the Lease that other servers find it"
+                    "--advertise-agent-address needs --enable-lease-controller as well: it is"
+                    " written to the Lease, where other servers find it"
                 )
             return
         for flag, check, text in (
@@ -590,12 +590,12 @@ class ServerSettings(CarrierSettings):
 
     @property
     def wants_tokens(self) -> bool:
-        """Agents prove who they are by a token."""
+        """Whether agents authenticate with a token."""
         return bool(self.agent_namespace)
 
     @property
     def needs_kube(self) -> bool:
-        """The Kubernetes API has to be asked."""
+        """Whether the Kubernetes API is needed."""
         return self.wants_tokens or self.enable_lease_controller
 
     def _check_ports(self) -> None:

@@ -1,7 +1,7 @@
-"""The settings of ``isthmus manifest server``: above all a container beside kube-apiserver.
+"""The settings of ``isthmus manifest server``: by default a container next to kube-apiserver.
 
-What each form needs is filled in before anything is read, so that a manifest without any flag is
-one that runs; whatever is typed counts instead.
+The defaults of each form are filled in before validation, so that a manifest without any flag
+runs; typed flags override them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SIDECAR = "sidecar"
 SERVER_FORMS = (SIDECAR, DAEMON_SET, DEPLOYMENT, STATIC_POD, SYSTEMD)
 SERVER_NAME = "isthmus-server"
 SERVICE_TYPES = ("ClusterIP", "NodePort", "LoadBalancer")
-#: As whom a server with a kubeconfig is known; what konnectivity's documents have.
+#: The user of a server with a kubeconfig, as in konnectivity's documents.
 KUBECONFIG_USER = "system:konnectivity-server"
 SOCKET_PATH = "/run/isthmus/server.sock"
 
@@ -60,7 +60,7 @@ _PAIR: Texts = {
     "cluster_ca_cert": ("/etc/isthmus/ca/ca.crt",),
 }
 _BY_SOCKET: Texts = {"mode": ("grpc",), "uds_name": (SOCKET_PATH,)}
-# The names that ``isthmus pki init`` gives.
+# The file names of ``isthmus pki init``.
 _OF_THE_NODE: Texts = {
     "cluster_cert": ("/etc/isthmus/server.crt",),
     "cluster_key": ("/etc/isthmus/server.key",),
@@ -114,7 +114,7 @@ _FORM = "Form"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFormSettings(AroundSettings):
-    """In which form a server runs; ``check_form()`` says whether it makes sense."""
+    """The form that a server runs in; ``check_form()`` checks it."""
 
     GO: ClassVar = OURS
 
@@ -170,17 +170,17 @@ class ServerFormSettings(AroundSettings):
     )
 
     def check_form(self) -> None:
-        """Look at these settings.
+        """Check these settings.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_name("name", self.name)
         check_at_least("replicas", self.replicas, 1)
         check_executable(self.executable)
         check_group(self.unit_group)
         if not self.kubeconfig_user or not self.kubeconfig_user.isprintable():
-            raise ConfigError("--kubeconfig-user takes the name of a user")
+            raise ConfigError("--kubeconfig-user requires a user name")
         self.check_around()
         if self.apiserver_namespace:
             check_object("apiserver-namespace", self.apiserver_namespace)
@@ -191,7 +191,7 @@ class ServerFormSettings(AroundSettings):
                 raise ConfigError(f"--apiserver-cidr {text} {error}") from None
 
     def form_warnings(self, given: Collection[str]) -> list[str]:
-        """What was given, by attribute, and means nothing in this form; each a sentence."""
+        """Warnings about given settings, by attribute, without effect in this form."""
         return [
             f"--{attribute.removesuffix('_s').replace('_', '-')} has no effect with"
             f" --as={self.form}"
@@ -201,7 +201,7 @@ class ServerFormSettings(AroundSettings):
 
 
 def own_defaults(typed: Texts) -> dict[str, tuple[str, ...]]:
-    """What was typed for the manifest, and what its form has for the rest."""
+    """The typed manifest flags, and the form's defaults for the rest."""
     form = typed.get("form", (SIDECAR,))[-1]
     if form not in FLAGS:
         return dict(typed)
@@ -214,10 +214,10 @@ def own_defaults(typed: Texts) -> dict[str, tuple[str, ...]]:
 def flag_defaults(
     form: str, typed: Texts, namespace: str = "kube-system"
 ) -> dict[str, tuple[str, ...]]:
-    """What was typed for a server in this form, and what the form has for the rest.
+    """The typed server flags, and the form's defaults for the rest.
 
-    A UNIX socket alone needs no port and no certificates for kube-apiserver, and agents that prove
-    themselves by tokens, or not at all, no authorities.
+    A UNIX socket alone needs neither port nor certificates for kube-apiserver, and agents that
+    authenticate with tokens, or not at all, need no authorities.
     """
     given = {attribute: texts for attribute, texts in typed.items() if texts}
     if given.get("enable_lease_controller", ("false",))[-1] == "true":
@@ -226,7 +226,7 @@ def flag_defaults(
 
 
 def without_unneeded(defaults: Texts, given: Texts) -> dict[str, tuple[str, ...]]:
-    """The defaults, but for those that what was given makes useless."""
+    """The defaults, except those that the given flags make useless."""
     found = dict(defaults)
     if given.get("uds_name") and not given.get("server_port"):
         for attribute in ("server_port", "server_cert", "server_key", "server_ca_cert"):
@@ -241,13 +241,13 @@ def without_unneeded(defaults: Texts, given: Texts) -> dict[str, tuple[str, ...]
 EGRESS, CONFIG_MAP, SERVICES = "egress-selector", "config-map", "services"
 SIDECAR_PARTS = (PATCH, POD_SPEC, EGRESS, CONFIG_MAP, SERVICES)
 ALL, WORKLOAD, OBJECTS, SOCKET = "all", "workload", "objects", "socket"
-#: All that there is to apply, the pods alone, or what is around them; kube-apiserver's file, and a
-#: unit that listens for the unit.
+#: Everything to apply, only the pods, or only the related objects; kube-apiserver's file, and a
+#: socket unit.
 FORM_PARTS = (ALL, WORKLOAD, OBJECTS, EGRESS, SOCKET)
 PARTS = (*SIDECAR_PARTS, ALL, WORKLOAD, OBJECTS, SOCKET)
 READY, HEALTHY = "/readyz", "/healthz"
 
-#: What HyperShift gives its server, by attribute; whatever is typed counts instead.
+#: HyperShift's server flags, by attribute; typed flags override them.
 DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "mode": ("http-connect",),
     "server_port": ("8090",),
@@ -257,7 +257,7 @@ DEFAULTS: Mapping[str, tuple[str, ...]] = {
     "agent_port": ("8091",),
     "cluster_cert": ("/etc/konnectivity/cluster/tls.crt",),
     "cluster_key": ("/etc/konnectivity/cluster/tls.key",),
-    # Without it, anybody could register as an agent (CVE-2026-16242).
+    # Without it, anyone could register as an agent (CVE-2026-16242).
     "cluster_ca_cert": ("/etc/konnectivity/ca/ca.crt",),
     "proxy_strategies": ("destHost,defaultRoute",),
     "health_port": ("2041",),
@@ -273,7 +273,7 @@ _SELECTOR = re.compile(r"[A-Za-z0-9./_-]{1,253}=[A-Za-z0-9._-]{1,63}", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerManifestSettings(ServerFormSettings):
-    """How a server is run; ``validate()`` says whether it makes sense."""
+    """How a server is run; ``validate()`` checks it."""
 
     GO: ClassVar = OURS
 
@@ -395,7 +395,7 @@ class ServerManifestSettings(ServerFormSettings):
 
     @property
     def written(self) -> str:
-        """What to write.
+        """The selected part.
 
         Raises:
             ConfigError: the form has no such part.
@@ -403,18 +403,18 @@ class ServerManifestSettings(ServerFormSettings):
         known = SIDECAR_PARTS if self.form == SIDECAR else FORM_PARTS
         if self.part and self.part not in known:
             raise ConfigError(
-                f"--part={self.part} is none of --as={self.form}, which has {', '.join(known)}"
+                f"--part={self.part} is not available with --as={self.form}; use {', '.join(known)}"
             )
         if self.part or self.form == SIDECAR:
             return self.part or PATCH
-        # What a node has in a file is one pod or unit and nothing else.
+        # A node's file contains exactly one pod or unit.
         return WORKLOAD if self.form in EARLY_FORMS else ALL
 
     def validate(self) -> None:
-        """Look at each setting.
+        """Check each setting.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_values(self)
         self.check_form()
@@ -450,9 +450,9 @@ def with_defaults(
     client_ca: bool = False,
     namespace: str = "kube-system",
 ) -> dict[str, tuple[str, ...]]:
-    """What was typed for a server, and what its form has for the rest: a sidecar HyperShift's.
+    """The typed server flags, and the form's defaults for the rest: a sidecar has HyperShift's.
 
-    ``client_ca``: the authorities of clients are a ConfigMap, and so a directory, of their own.
+    ``client_ca``: the authorities of clients are in a separate ConfigMap and directory.
     """
     typed = {attribute: texts for attribute, texts in given.items() if texts}
     if form != SIDECAR:
@@ -460,6 +460,6 @@ def with_defaults(
     else:
         found = {**without_unneeded(DEFAULTS, typed), **typed}
     if client_ca and "server_ca_cert" in found and "server_ca_cert" not in typed:
-        # In the directory beside that of the others' authorities.
+        # In a directory next to that of the other authorities.
         found["server_ca_cert"] = (found["server_ca_cert"][-1].replace("/ca/", "/client-ca/"),)
     return found

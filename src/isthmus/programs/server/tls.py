@@ -1,4 +1,4 @@
-"""The certificates of a server: what its ports show, and whom revocation cuts off."""
+"""The certificates of a server's ports, and the effect of revocation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from isthmus.programs.server.metrics import ServerMetrics, TlsPort, TlsRefusal
 from isthmus.programs.server.rules_role_warnings import role_warnings
 from isthmus.programs.server.settings import GRPC, HTTP_CONNECT, ServerSettings
 
-# OpenSSL's own names of its reasons; they are stable identifiers, not sentences.
+# OpenSSL's own names of its reasons; they are stable identifiers, not messages.
 _BY_REASON = {
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": TlsRefusal.NO_CERTIFICATE,
     "CERTIFICATE_VERIFY_FAILED": TlsRefusal.BAD_CERTIFICATE,
@@ -40,15 +40,15 @@ def refusal_of(error: ssl.SSLError) -> TlsRefusal:
     return _BY_REASON.get(error.reason or "", TlsRefusal.OTHER)
 
 
-#: What each mode negotiates; a client that offers h2 to a CONNECT port must not be promised it.
+#: The ALPN names of each mode; a CONNECT port must not negotiate h2.
 _ALPN: dict[str, tuple[str, ...]] = {GRPC: ("h2",), HTTP_CONNECT: ()}
 _log = logging.getLogger("isthmus.server")
 
 
 class ServerTls(Part):
-    """Every context of the frontends and the agent port, and the lists of revoked certificates.
+    """The contexts of the frontends and the agent port, and the lists of revoked certificates.
 
-    ``agent_alpn`` is what agents may ask for; ``links`` gives every link that may be cut.
+    ``agent_alpn`` are the ALPN names for agents; ``links`` returns every link that may be cut.
     """
 
     def __init__(self, ground: Ground[ServerSettings, ServerMetrics], tunnels: TunnelTable) -> None:
@@ -65,21 +65,21 @@ class ServerTls(Part):
         ground.admin_refused = self._admin_refused
 
     def client_context(self, mode: str) -> ssl.SSLContext:
-        """What a frontend shows now."""
+        """The current context of a frontend."""
         return self._frontends[mode].current
 
     @property
     def agents(self) -> HotContext:
-        """What the agent port shows; there once prepared."""
+        """The context of the agent port; available once prepared."""
         assert self._agents is not None
         return self._agents
 
     def revoked_agents(self) -> Revocations | None:
-        """The lists for links, if there are any; there once prepared."""
+        """The lists for links, if any; available once prepared."""
         return self._revoking.all.get("cluster")
 
     def cut_token(self, link: AgentLink, why: str) -> None:
-        """End the link of an agent whose token was taken back."""
+        """End the link of an agent whose token became invalid."""
         self._revoking.cut_link(link, self._tunnels, kind="token", why=why)
 
     def _cut_revoked(self) -> None:

@@ -98,7 +98,7 @@ class BootstrapCheck:
         except (LookupError, TypeError, AttributeError, ValueError) as error:
             # Whoever answers at a port may say anything.
             return bootstrap.failed(
-                name, f"the answer makes no sense: {error!r}", "see who answers there"
+                name, f"cannot decode the answer: {error!r}", "see who answers there"
             )
 
     # The steps, each named as in StepName.

@@ -167,7 +167,7 @@ def _trust(cacert: str | None, insecure: bool) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=cacert)
     except OSError as exc:
-        raise ConfigError(f"--cacert {cacert}: cannot be read as certificates: {exc}") from exc
+        raise ConfigError(f"--cacert {cacert}: contains no readable certificates: {exc}") from exc
     if insecure:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE

@@ -350,7 +350,7 @@ def read_certificate(path: Path) -> x509.Certificate:
     try:
         return x509.load_pem_x509_certificate(read_file(path))
     except ValueError as exc:
-        raise ConfigError(f"{path}: no PEM certificate in it") from exc
+        raise ConfigError(f"{path}: contains no PEM certificate") from exc
 
 
 def _is_ca(certificate: x509.Certificate) -> bool:

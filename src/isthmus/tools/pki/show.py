@@ -84,7 +84,7 @@ def show(
     for path in map(Path, paths):
         infos = _in_directory(path, now) if path.is_dir() else _in_file(path, _read(path), now)
         if not infos:
-            raise ConfigError(f"{path}: no PEM certificate in it")
+            raise ConfigError(f"{path}: contains no PEM certificate")
         found += infos
     return found
 
@@ -107,7 +107,7 @@ def _in_file(path: Path, content: bytes, now: datetime) -> list[CertificateInfo]
         keys += [KeyState.MISSING] * (len(certificates) - 1)
         return [_describe(path, *pair, now) for pair in zip(certificates, keys, strict=True)]
     except ValueError as exc:
-        raise ConfigError(f"{path}: a certificate in it is damaged") from exc
+        raise ConfigError(f"{path}: contains a damaged certificate") from exc
 
 
 def _describe(

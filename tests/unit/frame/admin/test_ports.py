@@ -47,10 +47,10 @@ def test_the_servers_health_port() -> None:
                 assert (answer.status, answer.text) == (200, "ok")
                 answer = await ask(f"{path}?verbose")
                 assert answer.text == "[+]ping ok\n[+]listener:8091 ok\ncheck passed\n"
-            alive[1] = Check("listener:8091", "its socket is closed")
+            alive[1] = Check("listener:8091", "its socket was closed")
             answer = await ask("/livez")
             assert answer.status == 500
-            assert answer.text == ("[+]ping ok\n[-]listener:8091 failed: its socket is closed\n")
+            assert answer.text == ("[+]ping ok\n[-]listener:8091 failed: its socket was closed\n")
             for path in ("/readyz", "/ready"):
                 answer = await ask(path)
                 assert (answer.status, answer.text) == (500, "no connection to any proxy agent")
@@ -431,7 +431,7 @@ def test_with_client_certificates_an_admin_port_may_be_anywhere(certificate: Pat
                 assert response.headers["Location"] == "http://node-1.example:8093/metrics"
         assert port.trouble() == ""
         await port.close()
-        assert port.trouble() == "its socket is closed"
+        assert port.trouble() == "its socket was closed"
 
     uvloop.run(main())
 

@@ -12,7 +12,7 @@ def test_five_in_a_row_within_two_minutes() -> None:
         assert denials.trouble(now=float(second)) == ""
     denials.denied("10.0.0.1:6443", now=100.0)
     assert denials.trouble(now=100.0).startswith(
-        "the server denied the last 5 connections of the node, to 10.0.0.1:6443: see"
+        "the server denied the last 5 connections of the node, to 10.0.0.1:6443: check"
     )
     # Nobody dials any more: what is known is too old.
     assert denials.trouble(now=120.0) != ""
@@ -40,4 +40,4 @@ def test_slow_denials_do_not_count_and_many_destinations_are_named() -> None:
         assert denials.trouble(now=number * 40.0) == ""
     for number in range(5):
         denials.denied(f"10.0.0.{number % 2}:6443", now=1000.0)
-    assert "to 10.0.0.0:6443, 10.0.0.1:6443: see" in denials.trouble(now=1000.0)
+    assert "to 10.0.0.0:6443, 10.0.0.1:6443: check" in denials.trouble(now=1000.0)

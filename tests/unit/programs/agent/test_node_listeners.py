@@ -115,8 +115,8 @@ def test_another_agent_that_has_the_port_is_noticed_at_the_start(listening: bool
         with pytest.raises(ConfigError) as raised:
             second.bind()
         assert str(raised.value) == (
-            f"--target {mine}: cannot listen on 127.0.0.1:{mine.local_port}: another agent on this"
-            " node, or some other program, has that port"
+            f"--target {mine}: cannot listen on 127.0.0.1:{mine.local_port}: another agent or"
+            " program on this node uses that port"
         )
         reserve(HOST, free.local_port).close()  # what it had bound before is free again
 
@@ -127,7 +127,7 @@ def test_some_other_program_that_has_the_port_is_noticed_at_the_start() -> None:
     async def test(bed: Bed) -> None:
         with socket.create_server(("0.0.0.0", 0)) as other:
             port = other.getsockname()[1]
-            with pytest.raises(ConfigError, match="or some other program, has that port"):
+            with pytest.raises(ConfigError, match="program on this node uses that port"):
                 bed.listeners(Target(port, AWAY)).bind()
 
     run(test)
@@ -173,7 +173,7 @@ def test_a_port_that_is_taken_after_it_was_bound_is_tried_again() -> None:
             other.listen()
             ports.listen()
             listens, trouble = state(ports)
-            assert not listens and trouble.endswith("or some other program, has that port")
+            assert not listens and trouble.endswith("program on this node uses that port")
         ports.listen()
         assert state(ports) == (True, "")
 

@@ -114,7 +114,7 @@ def test_aliases_are_found_by_lower_case_name() -> None:
 def test_identifiers_are_read() -> None:
     settings = replace(GOOD, agent_identifiers="host=Node1&default-route=true&ipv4=&ipv4=")
     settings.validate()
-    assert settings.warnings() == ["--agent-identifiers: ipv4= has no value and is left out"]
+    assert settings.warnings() == ["--agent-identifiers: ipv4= has no value and is ignored"]
     assert settings.sent_identifiers == "host=Node1&default-route=true"
     assert settings.identifiers == Identifiers(host=("node1",), default_route=True)
 

@@ -26,7 +26,7 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
         (("--bind-address=10.0.0.1", "--bind-interface=a/b"), "--bind-interface takes the name"),
         (
             ("--bind-address=10.0.0.1", "--uplink-interface=none,eth0"),
-            "--uplink-interface=none cannot stand beside an interface",
+            "--uplink-interface=none cannot be combined with an interface",
         ),
         (("--bind-adress=10.0.0.1",), "unknown flag --bind-adress, did you mean --bind-address?"),
         (("word",), "got unexpected extra argument (word)"),

@@ -129,7 +129,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
      '--uplink-interface=none'),
     ({"uplink_interface": ("lo",)},
      "--uplink-interface lo would drop the connections of this node"),
-    ({"uplink_interface": ("a b",)}, "--uplink-interface takes the name of an interface, at most 15"
+    ({"uplink_interface": ("a b",)}, "--uplink-interface requires an interface name of at most 15"
      " letters, digits, dots, dashes and underscores, not 'a b'"),
     ({"health_check": "http"},
      "--health-check must be https or tcp or none, not 'http', did you mean https?"),
@@ -166,7 +166,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"send_proxy_v2": True, "proxy_v2_tlv": ("1=" + "a" * 2000,)},
      "--proxy-v2-tlv: these have a value of more than 1024 bytes"),
     ({"http_proxy": "ftp://x"},
-     "--http-proxy: a proxy is http or https, not what is written there"),
+     "--http-proxy: the scheme of a proxy must be http or https"),
     ({"http_proxy_ca_cert": "f"}, "--http-proxy-ca-cert needs --http-proxy as well"),
     ({"health_port": 65536}, "--health-port must be from 0 to 65535, not 65536"),
     ({"health_bind_address": "a b"}, "--health-bind-address: not a host name or address: 'a b'"),

@@ -121,7 +121,7 @@ def test_the_example() -> None:
          "f:4:49: proxyProtocol.tlvs[1].value: is missing\n"
          "f:4:56: proxyProtocol.tlvs[1].type: '3' (YAML: int)"),
         (HEAD + "upstreams: ['a:1']\nhttpProxy: {url: 'ftp://u:secret@x'}",
-         "f:4:18: httpProxy.url: a proxy is http or https, not what is written there"),
+         "f:4:18: httpProxy.url: the scheme of a proxy must be http or https"),
         (HEAD + "upstreams: ['172.20.0.1:6443']",
          'f: upstreams: 172.20.0.1:6443'),
         (HEAD + "upstreams: ['a:1']\nlisten: ['169.254.0.1:1']",

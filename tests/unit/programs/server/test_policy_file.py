@@ -69,7 +69,7 @@ def test_what_is_bad_is_said_once_and_changes_nothing(
         asyncio.run(bed.file.check())
     (line,) = caplog.messages
     assert said in line
-    assert line.endswith("; the policy read before stays in use")
+    assert line.endswith("; the previously loaded policy stays in use")
     assert bed.failures == 1
     assert bed.after(policy("good")) == "good"
 

@@ -175,10 +175,10 @@ def test_what_is_wrong_with_files_is_one_sentence(
         return refused(capsys, "kubeconfig", "-", ADDRESS, *args)
 
     path = tmp_path / "no-pem"
-    assert said(f"--ca-cert={path}", token) == f"--ca-cert {path}: no PEM certificate in it"
+    assert said(f"--ca-cert={path}", token) == f"--ca-cert {path}: contains no PEM certificate"
     assert "file does not exist" in said(f"--ca-cert={tmp_path}/nowhere", token)
     assert "the token expired on" in said(ca, f"--token-file={tmp_path / 'over'}")
-    assert "there is no token in it" in said(ca, f"--token-file={tmp_path / 'empty'}")
+    assert "it contains no token" in said(ca, f"--token-file={tmp_path / 'empty'}")
     assert "one word of ASCII" in said(ca, f"--token-file={tmp_path / 'no-token'}")
     assert "six small letters" in said(ca, f"--token-file={tmp_path / 'bad-token'}")
     assert "no such file" in said(ca, f"--token-file={tmp_path}/nowhere")

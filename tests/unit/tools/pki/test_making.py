@@ -247,7 +247,7 @@ def test_a_leaf_does_not_outlive_the_kept_ca(tmp_path: Path) -> None:
     [
         ("ca.crt", None, r"ca\.crt: file does not exist"),
         ("ca.key", None, r"ca\.key: file does not exist"),
-        ("ca.crt", b"no", r"ca\.crt: no PEM certificate in it"),
+        ("ca.crt", b"no", r"ca\.crt: contains no PEM certificate"),
         ("ca.key", b"no", r"ca\.key: not a PEM private key"),
         ("ca.key", "server.key", r"ca\.key: key does not match the certificate in .*ca\.crt"),
     ],
@@ -330,8 +330,11 @@ def test_show_counts_days_below_zero_once_expired(tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         (None, "x.crt: file does not exist"),
-        (b"", "x.crt: no PEM certificate in it"),
-        (b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n", "x.crt: a certificate"),
+        (b"", "x.crt: contains no PEM certificate"),
+        (
+            b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n",
+            "x.crt: contains a damaged certificate",
+        ),
     ],
 )
 def test_show_refuses_what_is_no_certificate(
@@ -344,7 +347,7 @@ def test_show_refuses_what_is_no_certificate(
 
 
 def test_show_of_an_empty_directory_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no PEM certificate in it"):
+    with pytest.raises(ConfigError, match="contains no PEM certificate"):
         pki.show([tmp_path])
 
 

@@ -84,7 +84,7 @@ def test_what_is_wrong(tmp_path: Path) -> None:
         ConfigError, match="the certificate is not of CN=isthmus-ca or CN=isthmus-client-ca"
     ):
         revoke([other.agent_cert], directory=files.directory)
-    with pytest.raises(ConfigError, match="no PEM certificate in it"):
+    with pytest.raises(ConfigError, match="contains no PEM certificate"):
         revoke([files.agent_key], directory=files.directory)
     with pytest.raises(ConfigError, match="file does not exist"):
         revoke([tmp_path / "no.crt"], directory=files.directory)
