@@ -6,3 +6,4 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules that the tests share
+sys.path.append(str(Path(__file__).parents[1] / "unit"))  # odd_phrases

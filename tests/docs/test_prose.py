@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import odd_phrases
 import pytest
 from doc_blocks import ROOT
 from test_site import prose
@@ -17,24 +18,7 @@ PAGES = [
     for page in sorted(ROOT.glob(pattern))
     if GENERATED not in page.parents
 ]
-#: The left column of STYLE's table, as patterns, and their like.
-PHRASES = re.compile(
-    r"""
-    \b(?:of|than|as)\ ours\b                     # an agent of ours
-    | \b(?:for|to|by|from|with|as|after)\ who\ (?!may\b)   # for who changes it
-    | \bso\ many\ (?!as\b|that\b)[a-z]          # carry so many connections
-    | \b(?:is|are|was)\ said\b                  # what is said of it
-    | \b(?:[Cc]all|named|called)\ (?:\S+\ ){1,3}so\b   # call this server so
-    | \b[Ll]et\ (?:it|there)\ be\b
-    | \bis\ not\ here\b | \bcannot\ do\ without\b | \bmay\ still\ not\ be\ meant\b
-    | \bsays?\ nonsense\b | \bin\ so\ many\ words\b
-    | \bhow\ (?:it|they|programs|the\ \w+)\ (?:is|are)(?=[.,;]|$)  # how the programs are
-    | \bby\ this(?=[.,;]|$)                     # tell traffic by this
-    | \b(?:is|are)\ held\ (?:to|against)\b
-    | \b(?:is|are)\ (?:made|started|written)\ anew\b
-    """,
-    re.VERBOSE,
-)
+PHRASES = odd_phrases.pattern(odd_phrases.IN_PAGES)
 _QUOTED = re.compile(r"`[^`]*`|\]\([^)]*\)|\"[^\"]*\"")
 
 

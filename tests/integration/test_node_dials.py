@@ -446,7 +446,7 @@ def test_an_agent_that_asks_and_takes_back_without_end_is_refused_and_fills_no_l
     before = bed.failures(DialFailure.TOO_MANY)
     for _ in range(20):
         failure, detail = refused(bed.stack, "127.0.0.1", target.port)
-        assert failure is DialFailure.TOO_MANY and "in a second" in detail
+        assert failure is DialFailure.TOO_MANY and "per second" in detail
     assert bed.failures(DialFailure.TOO_MANY) == before + 20
     assert len(bed.records()) == 5
 

@@ -54,8 +54,8 @@ def test_a_port_that_another_agent_has_ends_it_with_2(programs: Programs) -> Non
         assert second.wait_exit() == 2
         (line,) = [line for line in second.log.splitlines() if "cannot listen" in line]
         assert line.endswith(
-            f"--target 6443:{target.name}: cannot listen on {ADDRESS}:6443: another agent on this"
-            " node, or some other program, has that port"
+            f"--target 6443:{target.name}: cannot listen on {ADDRESS}:6443: another agent or"
+            " program on this node uses that port"
         )
         with connect() as client, target.accept() as far:
             client.send(b"unharmed")

@@ -381,8 +381,8 @@ def test_two_agents_of_one_node_cannot_have_one_port(fresh: Stack) -> None:
         with pytest.raises(ConfigError) as raised:
             add_agent(fresh, target.name)
         assert str(raised.value) == (
-            f"--target {PORT}:{target.name}: cannot listen on {ADDRESS}:{PORT}: another agent on"
-            " this node, or some other program, has that port"
+            f"--target {PORT}:{target.name}: cannot listen on {ADDRESS}:{PORT}: another agent or"
+            " program on this node uses that port"
         )
         assert ADDRESS in addresses()  # it is the first one's
         second = add_agent(fresh, target.name, target=(f"7443:{target.name}",))
@@ -431,7 +431,7 @@ def test_a_second_address_that_is_taken_leaves_nothing_behind(fresh: Stack) -> N
     try:
         with Target() as target:
             add_server(fresh, target.name)
-            with pytest.raises(ConfigError, match="fd00:96::2 is an address of lo already"):
+            with pytest.raises(ConfigError, match="fd00:96::2 is already an address of lo"):
                 add_agent(fresh, target.name, bind_address=(ADDRESS, "fd00:96::2"))
             assert ADDRESS not in addresses()
     finally:
@@ -545,7 +545,7 @@ def test_it_is_not_ready_while_the_address_cannot_be_put_back(
         try:
             ip("address", "add", f"{ADDRESS}/24", "dev", "other")
             ip("address", "del", f"{ADDRESS}/32", "dev", node.view().interface)
-            fresh.wait(lambda: "is an address of other already" in node.waits_for(), "it is said")
+            fresh.wait(lambda: "is already an address of other" in node.waits_for(), "it is said")
             status, body = http_get(agent.health_port, "/readyz?verbose")
             assert status == 503 and "node-listeners failed: --bind-address" in body
         finally:

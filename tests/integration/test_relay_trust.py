@@ -57,7 +57,7 @@ def test_an_agent_s_certificate_does_not_do(
     wait_until(lambda: relays.counted(fresh, REFUSED) > 0, "it is refused")
     assert relays.counted(b, LINKS % "taken") == relays.counted(fresh, LINKS % "sent") == 0
     cannot(relays, fresh)
-    assert any("may relay" in str(record.__dict__) for record in caplog.records)
+    assert any("allowed to relay" in str(record.__dict__) for record in caplog.records)
 
 
 def test_a_server_relays_for_nobody_by_default(relays: Relays) -> None:

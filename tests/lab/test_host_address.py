@@ -186,7 +186,9 @@ def test_an_address_of_somebody_else_is_left_alone(
     bed: Bed, text: str, interface: str, named: bool
 ) -> None:
     before = bed.state()
-    with pytest.raises(ConfigError, match=rf"--bind-address {text} is an address of {interface}"):
+    with pytest.raises(
+        ConfigError, match=rf"--bind-address {text} is already an address of {interface}"
+    ):
         bed.put(ip_address(text), interface=interface if named else INTERFACE)
     assert bed.state() == before
 
@@ -198,7 +200,7 @@ def test_a_nodes_own_address_is_never_cut_off(
 ) -> None:
     # As clouds give them: alone, without a subnet.
     bed.ip(bed.node, "addr", "add", text, "dev", "uplink")
-    with pytest.raises(ConfigError, match="choose one that nobody has"):
+    with pytest.raises(ConfigError, match="choose an unused one"):
         bed.put(ip_address(text), interface="uplink", uplinks=uplinks)
 
 

@@ -7,9 +7,27 @@ import re
 #: In any text: help, errors, logs, docstrings and comments. "so that" is fine.
 ANYWHERE = (
     r"\b(?:of|than) (?:ours|theirs)\b",
-    r"\b(?:to|for|by|from|with|as) who\b",
+    r"\b(?:to|for|by|from|with|as) who\b(?! may\b)",
     r"\b(?:is|are) said\b",
-    r"\blet (?:it|them) be\b",
+    r"\blet (?:it|them|there) be\b",
+)
+#: In pages, where what is quoted and code do not count.
+IN_PAGES = (
+    *ANYWHERE,
+    r"\bas ours\b",
+    r"\bafter who (?!may\b)",
+    r"\bso many (?!as\b|that\b)[a-z]",  # carry so many connections
+    r"\bwas said\b",
+    r"\b(?:call|named|called) (?:\S+ ){1,3}so\b",  # call this server so
+    r"\bis not here\b",
+    r"\bcannot do without\b",
+    r"\bmay still not be meant\b",
+    r"\bsays? nonsense\b",
+    r"\bin so many words\b",
+    r"\bhow (?:it|they|programs|the \w+) (?:is|are)(?=[.,;]|$)",  # how the programs are
+    r"\bby this(?=[.,;]|$)",  # tell traffic by this
+    r"\b(?:is|are) held (?:to|against)\b",
+    r"\b(?:is|are) (?:made|started|written) anew\b",
 )
 #: In the help of a flag, which is short.
 IN_HELP = (

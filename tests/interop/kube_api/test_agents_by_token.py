@@ -266,7 +266,7 @@ def test_an_api_that_says_nothing(bed: Bed, tmp_path: Path, kind: str) -> None:
         agent = bed.agent(server, f"--link={kind}")
         agent.wait_log("cannot link to the server")
         (line,) = lines(agent, "cannot link to the server")
-        assert "the server cannot ask the Kubernetes API about tokens now" in line
+        assert "the server cannot reach the Kubernetes API to review tokens" in line
         assert len(lines(server, "cannot review agent tokens, new agents wait")) == 1
         assert not lines(server, "agent refused")
         relay.cut()

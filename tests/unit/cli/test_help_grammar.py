@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 import click
+import odd_phrases
 import pytest
 
 from isthmus.cli.main import COMMANDS, cli, main
@@ -24,13 +25,7 @@ NOT_A_START = re.compile(
     r"(A|An|The|This|These|It|If|When|Whether|What|Where|Which|Who|While|With|Among|Is|Are|Will"
     r"|Can|Should|Must|Have|Be|Call|True|False)"
 )
-# Phrases that nobody says in technical English (STYLE, "Prose"). "so that" is fine.
-ODD = re.compile(
-    r"\bso\b(?! that\b)|\b(?:of|than) (?:ours|theirs)\b|\b(?:to|for|by|from|with|as) who\b"
-    r"|\b(?:is|are) said\b|(?<!the )\bone that\b|\bnot here\b|\blet (?:it|be|them)\b"
-    r"|\bhow .* (?:is|are)$|\bthis(?: for\b| as\b|[;,:]|$)|\bare none\b",
-    re.IGNORECASE,
-)
+ODD = odd_phrases.pattern(odd_phrases.IN_HELP)
 
 
 def odd(text: str, *, verb: bool) -> str:

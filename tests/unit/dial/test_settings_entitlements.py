@@ -123,8 +123,8 @@ def test_all_errors_come_at_once_and_in_order() -> None:
     assert errors(text) == [
         "b.yaml:1:13: apiVersion: must be isthmus.dev/v1alpha1, not 'v1'",
         "b.yaml:3:1: unknown key 'rulez', did you mean rules?",
-        "b.yaml:5:12: rules[0].subject: fits nobody: commonName is of a certificate and pod of a "
-        "token",
+        "b.yaml:5:12: rules[0].subject: matches no agent: commonName is of a certificate and pod of"
+        " a token",
         "b.yaml:6:14: rules[0].agentIDs[0]: must be text, not a mapping: put it in quotes",
         "b.yaml:6:28: rules[0].agentIDs[1]: must be text, not '12' (YAML: int): put it in quotes",
         "b.yaml:7:24: rules[0].identifiers.ipv4[0]: '10.0.0.1/8' has bits below its prefix, did "

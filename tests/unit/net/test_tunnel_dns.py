@@ -423,7 +423,7 @@ def test_a_cancelled_lookup_leaves_nothing_while_it_dials() -> None:
         while asyncio.all_tasks() != {asyncio.current_task()}:
             await asyncio.sleep(0)
         assert (stuck.begun, stuck.cancelled) == (1, 1)
-        assert repr(dns) == "<TunnelDns 0 names, 0 under way>"
+        assert repr(dns) == "<TunnelDns 0 names, 0 pending>"
 
     asyncio.run(main())
 

@@ -344,7 +344,7 @@ class AgentDoor:
         if refusal:
             self._once.log(
                 ("no relay", link.peer_host, link.agent_id), _QUIET_S, _audit, logging.WARNING,
-                "server refused that wanted to relay", server_id=link.agent_id,
+                "relaying server refused", server_id=link.agent_id,
                 address=link.peer_address, identity=str(link.identity), reason=refusal,
             )  # fmt: skip
         decided(refusal, Unwelcome.NOT_ENTITLED)
