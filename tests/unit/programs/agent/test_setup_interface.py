@@ -23,7 +23,7 @@ def said(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, str]:
         ((), "setup-interface needs --bind-address"),
         (("--remove",), "setup-interface needs --bind-address"),
         (("--bind-address=::1",), "--bind-address ::1 is a loopback address; use"),
-        (("--bind-address=10.0.0.1", "--bind-interface=a/b"), "--bind-interface takes the name"),
+        (("--bind-address=10.0.0.1", "--bind-interface=a/b"), "--bind-interface requires"),
         (
             ("--bind-address=10.0.0.1", "--uplink-interface=none,eth0"),
             "--uplink-interface=none cannot be combined with an interface",
