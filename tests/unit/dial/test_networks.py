@@ -131,7 +131,7 @@ def test_a_network_does_not_overlap_itself() -> None:
 
 
 def test_names_are_there_once() -> None:
-    with pytest.raises(ValueError, match="network a is there twice"):
+    with pytest.raises(ValueError, match="network a is defined twice"):
         Networks([network("a", "10.0.0.0/8"), network("a", "11.0.0.0/8")])
 
 

@@ -280,7 +280,7 @@ def test_no_server_and_no_http2(tmp_path: Path) -> None:
             sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             await bed.until(lambda: len(bed.failures) == 2)
         assert {failure for failure, _ in bed.failures} == {DialFailure.INTERNAL}
-        assert all("broke the protocol" in detail for _, detail in bed.failures)
+        assert all("protocol error" in detail for _, detail in bed.failures)
         bed.failures.clear()
         assert dials.done and not bed.dialer.pool.connections
         server.stop_listening()
