@@ -526,7 +526,7 @@ def test_older_clients(bed: ProxiesBed, origin: Origin) -> None:
 
 WRONG: list[tuple[bytes, int, str]] = [
     (b"GET / HTTP/1.1\r\nHost: here\r\n\r\n", 400, "this is a proxy"),
-    (b"GET https://a.example/ HTTP/1.1\r\nHost: x\r\n\r\n", 400, "by CONNECT"),
+    (b"GET https://a.example/ HTTP/1.1\r\nHost: x\r\n\r\n", 400, "use CONNECT for"),
     (b"GET ftp://a.example/ HTTP/1.1\r\nHost: x\r\n\r\n", 400, "ftp"),
     (b"GET http:/// HTTP/1.1\r\nHost: x\r\n\r\n", 400, "destination"),
     (b"GET http://a.example:0/ HTTP/1.1\r\nHost: x\r\n\r\n", 400, "destination"),

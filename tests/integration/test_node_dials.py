@@ -271,7 +271,7 @@ def test_denials_are_logged_once_in_a_while(
         stack.add_agent(agent_id="node-1", feature_gates=ON)
         for _ in range(5):
             refused(stack, "127.0.0.1", target.port)
-        said = [it for it in caplog.records if "may not reach" in it.getMessage()]
+        said = [it for it in caplog.records if "denied a dial from a node" in it.getMessage()]
         assert len(said) == 1 and said[0].levelno == logging.WARNING
         assert said[0].fields["destination"] == target.name  # type: ignore[attr-defined]
         assert said[0].fields["agent_id"] == "node-1"  # type: ignore[attr-defined]
