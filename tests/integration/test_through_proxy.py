@@ -84,5 +84,5 @@ def test_what_the_server_answers_is_told(stack: Stack) -> None:
 
 
 def test_a_certificate_that_it_wants_to_see(stack: Stack) -> None:
-    with pytest.raises(LinkError, match=r"broke before answering|TLS: "):
+    with pytest.raises(LinkError, match=r"broke before it answered|TLS: "):
         through(stack, HostPort("127.0.0.1", 1), socket.socket.close, shown=False)

@@ -109,7 +109,7 @@ class ClientExchange:
         while isinstance(event, h11.InformationalResponse):
             event = await self._next()
         if not isinstance(event, h11.Response):
-            raise ProtocolError("the connection was closed before answering")
+            raise ProtocolError("the connection was closed before it answered")
         self.status = event.status_code
         reason = event.reason.decode("latin-1")
         self.line = f"HTTP/{event.http_version.decode()} {self.status} {reason}".rstrip()

@@ -225,7 +225,7 @@ class _Inquiry:
         while len(got) < size:
             more = await self._loop.sock_recv(sock, size - len(got))
             if not more:
-                raise ConnectionResetError("closed the connection before answering")
+                raise ConnectionResetError("closed the connection before it answered")
             got += more
         return got
 

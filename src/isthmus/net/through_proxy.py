@@ -316,8 +316,8 @@ class _Question(Early):
         return True
 
     def write_eof(self) -> None:
-        """The proxy closed before answering."""
-        self._fail("closed the connection before answering")
+        """The proxy closed before it answered."""
+        self._fail("closed the connection before it answered")
 
     def abort(self, reason: Ending) -> None:
         """The connection or the handshake failed."""
@@ -325,7 +325,7 @@ class _Question(Early):
         if tls_error:
             self._fail(tls_error, LinkStage.TLS)
         else:
-            self._fail("the connection broke before answering")
+            self._fail("the connection broke before it answered")
 
     def _take(self, answer: ConnectAnswer) -> None:
         assert self.end is not None

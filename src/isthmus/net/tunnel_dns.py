@@ -383,7 +383,7 @@ class DnsStream(Early):
     def write_eof(self) -> None:
         """The server closed, which it may do at any time (RFC 7766 §6.2.4)."""
         end = self.peer
-        self._finish("closed the connection before answering", again=self._answered > 0)
+        self._finish("closed the connection before it answered", again=self._answered > 0)
         end.write_eof()
         end.let_go()
 

@@ -413,7 +413,7 @@ def test_it_resets(files: Files, scheme: str) -> None:
 
     async def main() -> None:
         async with bed_of(files, scheme, reset) as bed:
-            assert await bed.fail() == "the connection broke before answering"
+            assert await bed.fail() == "the connection broke before it answered"
 
     run(main())
 

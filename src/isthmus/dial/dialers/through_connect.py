@@ -135,7 +135,7 @@ class _Question(Early):
         if self._answer is not None and self._dial is not None:
             self._read_refusal(end=True)
         elif self._dial is not None:
-            self._dial.server_failed("closed the connection before answering")
+            self._dial.server_failed("closed the connection before it answered")
 
     def abort(self, reason: Ending) -> None:
         """The connection broke."""
@@ -207,7 +207,7 @@ class ConnectDial(ServerDial):
     def broke(self) -> None:
         """The connection broke before the answer."""
         tls_error = self._end.error if isinstance(self._end, _TlsServer) else ""
-        self.server_failed(tls_error or "the connection broke before answering")
+        self.server_failed(tls_error or "the connection broke before it answered")
 
     def too_late(self) -> tuple[DialFailure, str]:
         """An incomplete refusal counts as a refusal."""
