@@ -23,7 +23,8 @@ from isthmus.lab.removal import NETNS, began_at, space_of
 from isthmus.lab.state import LOGS, MARK, PIDS, Lab
 from isthmus.lab.topology import Deed, Process, Topology
 
-_STOP_TIMEOUT_S = 10.0
+#: A program that drains takes 25 s at most, unless it is told otherwise.
+_STOP_TIMEOUT_S = 35.0
 _SIGNALS = {
     Deed.STOP: signal.SIGTERM,
     Deed.KILL: signal.SIGKILL,
