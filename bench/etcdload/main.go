@@ -1,6 +1,6 @@
-// Command etcdload is the load program with etcd's own client on top: puts, gets and watches, by
-// TLS from the client to etcd, whichever way the bytes go. A client has one connection and one
-// request under way, and dials as kube-apiserver's does (grpc.WithContextDialer).
+// Command etcdload is the load program with etcd's own client: puts, gets and watches, with TLS
+// from the client to etcd by every path. A client has one connection and one request in
+// progress, and dials like kube-apiserver's (grpc.WithContextDialer).
 package main
 
 import (
@@ -24,7 +24,7 @@ import (
 // limit bounds every request: beyond it the run fails.
 const limit = 20 * time.Second
 
-// endpoint is a name, so that TLS has one to check; where it leads is up to the dialer.
+// endpoint is a name, which TLS verifies; the dialer decides where it leads.
 const endpoint = "https://localhost:2379"
 
 var (
@@ -84,7 +84,7 @@ func value() string {
 
 func keyOf(i int) string { return fmt.Sprintf("/bench/%d", i) }
 
-// put writes a key and returns the revision that this made.
+// put writes a key and returns the new revision.
 func put(client *clientv3.Client, key, value string) (int64, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
@@ -95,7 +95,7 @@ func put(client *clientv3.Client, key, value string) (int64, error) {
 	return answer.Header.Revision, nil
 }
 
-// end throws old revisions away, so that what one run wrote does not weigh on the next.
+// end compacts old revisions, so that one run's writes do not affect the next.
 func end(clients []*clientv3.Client) error {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()

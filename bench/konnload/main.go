@@ -1,6 +1,6 @@
-// Command konnload is the load program with two ways more, both by konnectivity-client over a
-// UNIX socket: grpc has a tunnel for each connection, as kube-apiserver does; grpc-reuse has
-// one tunnel for all.
+// Command konnload is the load program with two more paths, both by konnectivity-client over
+// a UNIX socket: grpc has a tunnel for each connection, as kube-apiserver does; grpc-reuse
+// has one tunnel for all.
 package main
 
 import (
@@ -54,7 +54,7 @@ func openReused(uds, target string) (net.Conn, error) {
 	return patiently(shared.tunnel.DialContext(context.Background(), "tcp", target))
 }
 
-// manyBytes is where a connection counts as one of bulk, whose reader may leave some unread.
+// manyBytes is the size of a bulk connection, whose reader may leave some data unread.
 const manyBytes = 64 << 10
 
 // patient is a connection of konnectivity-client that can be used like another.
@@ -71,7 +71,7 @@ func patiently(conn net.Conn, err error) (net.Conn, error) {
 	return &patient{Conn: conn}, nil
 }
 
-// SetDeadline does nothing: the client has none, and the driver has its own.
+// SetDeadline does nothing: the client has no deadlines, and the driver has its own.
 func (p *patient) SetDeadline(time.Time) error { return nil }
 
 func (p *patient) Read(buffer []byte) (int, error) {

@@ -13,7 +13,7 @@ import (
 const openTimeout = 10 * time.Second
 
 // dialer opens connections to the target: directly, through a proxy with a fixed target,
-// by CONNECT over a UNIX socket, or in a way that Main was given.
+// by CONNECT over a UNIX socket, or by a function that Main was given.
 type dialer struct {
 	via, target, uds string
 	request          []byte
@@ -78,8 +78,8 @@ func (d *dialer) connect(conn net.Conn) error {
 	}
 }
 
-// openAll opens n connections in turn, then sends the first bytes on each: a source that
-// nobody reads yet could keep a slow path from opening the next one.
+// openAll opens n connections in turn, then sends the first bytes on each: a source whose data
+// is not read yet could keep a slow path from opening the next one.
 func (d *dialer) openAll(n int, first []byte) ([]net.Conn, error) {
 	conns := make([]net.Conn, n)
 	for i := range conns {
@@ -98,7 +98,7 @@ func (d *dialer) openAll(n int, first []byte) ([]net.Conn, error) {
 }
 
 // runStub serves CONNECT on --uds until stdin ends: what a proxy without TLS, link or
-// decisions would do. It proves the client and shows how much the harness itself costs.
+// decisions would do. It tests the client and shows the cost of the harness itself.
 func runStub(opts options) (any, error) {
 	listener, err := net.Listen("unix", opts.dialer.uds)
 	if err != nil {

@@ -54,12 +54,12 @@ func runDial(opts options) (any, error) {
 	return result, watcher.waitClosed()
 }
 
-// caller knows how to reach the target without asking Go's net package each time.
+// caller reaches the target without using Go's net package each time.
 type caller struct {
 	family  int
 	address syscall.Sockaddr
 	request []byte  // empty: no CONNECT
-	through *dialer // set: a way that is no socket
+	through *dialer // set: a path that is not a socket
 }
 
 func newCaller(d *dialer) (*caller, error) {
@@ -95,7 +95,7 @@ func (c *caller) call(buffer []byte) error {
 		return err
 	}
 	if c.family == syscall.AF_INET {
-		// Directly, thousands a second from this process would leave no port free for a
+		// Directly, thousands per second from this process would leave no port free for a
 		// minute (TIME_WAIT). Through a proxy this is a UNIX socket and closes normally.
 		linger := syscall.Linger{Onoff: 1}
 		if err := syscall.SetsockoptLinger(fd, syscall.SOL_SOCKET, syscall.SO_LINGER, &linger); err != nil {
@@ -161,7 +161,7 @@ func (c *caller) connect(fd int, buffer []byte) error {
 	return fmt.Errorf("the answer to CONNECT has no end: %q", buffer)
 }
 
-// accepted looks at what has come of an answer to CONNECT. The targets never speak first,
+// accepted checks the received part of an answer to CONNECT. The targets never send first,
 // so nothing may follow the head.
 func accepted(got []byte) (bool, error) {
 	end := bytes.Index(got, []byte("\r\n\r\n"))

@@ -13,7 +13,7 @@ import (
 // openers is how many tunnels are opened, filled or checked at a time.
 const openers = 16
 
-// runHold opens tunnels, proves each with one exchange, says so, and obeys stdin.
+// runHold opens tunnels, tests each with one exchange, reports that, and obeys stdin.
 func runHold(opts options) (any, error) {
 	conns := make([]net.Conn, opts.conns)
 	buffers := make([][]byte, openers)
@@ -152,7 +152,7 @@ func runStall(opts options) (any, error) {
 }
 
 // waitStuck returns once the source has sent more than start and then nothing for 100 ms:
-// how much a path takes in for a reader that does not read.
+// the amount that a path buffers for a reader that does not read.
 func (w *watcher) waitStuck(start int64) (int64, error) {
 	last, since := start, time.Now()
 	for deadline := time.Now().Add(slack); time.Now().Before(deadline); time.Sleep(5 * time.Millisecond) {

@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// slack is what a connection may take beyond the measured time before it is an error.
+// slack is the time beyond the measured time after which a connection is an error.
 const slack = 10 * time.Second
 
-// Phases of a run. Workers only look; the run's own goroutine moves it on.
+// Phases of a run. Workers only read it; the run's own goroutine advances it.
 const (
 	warming int32 = iota
 	measuring
@@ -92,8 +92,8 @@ func (r *run) measureBy(sample func() (int64, error)) (count int64, elapsed, cpu
 	return after - before, elapsed, cpuAfter - cpuBefore, err
 }
 
-// closeAll closes all at once: a way through a tunnel waits for the other side's answer, which
-// can be behind what another connection has not read.
+// closeAll closes all at once: a close through a tunnel waits for the other side's answer,
+// which can be behind data that another connection has not read.
 func closeAll(conns []net.Conn) {
 	var closing sync.WaitGroup
 	for _, conn := range conns {

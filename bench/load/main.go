@@ -3,7 +3,7 @@
 //
 // It must never be the bottleneck: buffers are allocated before the clock starts and
 // nothing is allocated per request. It needs only the standard library; cmd/load is the
-// command, and another module can make one that knows more ways to the target.
+// command, and another module can add more paths to the target.
 package load
 
 import (
@@ -29,7 +29,7 @@ const usage = `usage: load COMMAND [flags]
   slow          rr alone, then rr beside one reader of 1 MB/s whose bytes are compared
 `
 
-// options are the flags of all commands; a command ignores those it has no use for.
+// options are the flags of all commands; a command ignores those it does not use.
 type options struct {
 	dialer  dialer
 	listen  string
@@ -42,7 +42,7 @@ type options struct {
 // Open returns a connection through the proxy at uds whose next byte goes to the target.
 type Open func(uds, target string) (net.Conn, error)
 
-// Main is the command; ways are what --via may name besides its own, and works are more commands.
+// Main is the command; ways are further values of --via, and works are further commands.
 func Main(ways map[string]Open, works map[string]Work) {
 	if len(os.Args) < 2 {
 		fmt.Fprint(os.Stderr, usage)

@@ -18,7 +18,7 @@ func cpuSeconds(pids []int) (float64, error) {
 		if err != nil {
 			return 0, fmt.Errorf("a measured process is gone: %w", err)
 		}
-		// The command name may hold blanks and brackets: fields start after the last one.
+		// The command name may contain blanks and brackets: fields start after the last bracket.
 		text := string(raw)
 		fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
 		for _, field := range fields[11:13] { // utime, stime: proc(5) fields 14 and 15

@@ -14,8 +14,8 @@ import (
 
 // Request/response is measured from one thread with plain system calls. Goroutines would
 // add 10 to 150 µs of scheduling to a round trip, and on a small machine take from the
-// proxies the CPU that decides the result. A way that is no socket has no choice: there
-// each connection has a goroutine.
+// proxies the CPU that determines the result. A path that is not a socket needs goroutines:
+// there each connection has one.
 
 const requestBytes = 64
 
@@ -40,7 +40,7 @@ func runRR(opts options) (any, error) {
 
 // peer is one connection with at most one request in flight.
 type peer struct {
-	conn     net.Conn // set: a way that is no socket
+	conn     net.Conn // set: a path that is not a socket
 	file     *os.File
 	fd       int
 	sent     time.Time
@@ -108,7 +108,7 @@ func (p *peer) send() error {
 	return nil
 }
 
-// take reads once; true means the answer is whole and is what was asked.
+// take reads once; true means the answer is complete and correct.
 func (p *peer) take() (bool, error) {
 	n, errno := readReady(p.fd, p.answer[p.got:])
 	if errno != 0 || n == 0 {
@@ -129,7 +129,7 @@ func (p *peer) took(n int) (bool, error) {
 }
 
 // readReady and writeReady are for sockets known to be ready: they cannot block, so Go's
-// scheduler need not hear of them.
+// scheduler need not be involved.
 func readReady(fd int, buffer []byte) (int, syscall.Errno) {
 	n, _, errno := syscall.RawSyscall(syscall.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&buffer[0])), uintptr(len(buffer)))
 	return int(n), errno
@@ -235,7 +235,7 @@ func exchangeOne(r *run, peers []*peer) error {
 	return nil
 }
 
-// exchangeConn is exchangeOne for a connection that is no socket.
+// exchangeConn is exchangeOne for a connection that is not a socket.
 func exchangeConn(r *run, p *peer) error {
 	for r.at() != stopping {
 		p.n++
@@ -302,7 +302,7 @@ func exchangeMany(r *run, peers []*peer) error {
 	return nil
 }
 
-// turn takes what has come and asks again; false when it was the last answer.
+// turn reads an answer and sends the next request; false after the last answer.
 func (p *peer) turn(r *run) (bool, error) {
 	whole, err := p.take()
 	if err != nil || !whole {

@@ -87,7 +87,7 @@ type slowReader struct {
 	done chan error
 }
 
-// readSlowly reads at 1 MB/s; the target's bytes repeat, so that each is known by its place.
+// readSlowly reads at 1 MB/s; the target's bytes repeat, so that each is known by its position.
 func readSlowly(conn net.Conn) *slowReader {
 	r := &slowReader{done: make(chan error, 1)}
 	go func() { r.done <- r.run(conn) }()

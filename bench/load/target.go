@@ -11,12 +11,12 @@ import (
 	"time"
 )
 
-// The first byte of a connection says what it is for.
+// The first byte of a connection selects its mode.
 const (
 	modeEcho     = 'E' // every byte comes back
 	modeOne      = '1' // this byte comes back, then nothing until the end
-	modeSource   = 'D' // bytes as fast as they are taken
-	modeSink     = 'U' // 8 bytes of run id, then bytes that are counted for that run
+	modeSource   = 'D' // bytes as fast as they are accepted
+	modeSink     = 'U' // 8 bytes of run id, then bytes to be counted for that run
 	modeExchange = 'H' // repeatedly: 4 bytes of up length, 4 of down length, up bytes; down bytes come back
 	modeStats    = 'Q' // 8 bytes of run id, then for every byte a stats record
 )
@@ -57,7 +57,7 @@ func runTarget(opts options) (any, error) {
 	return map[string]bool{"stopped": true}, nil
 }
 
-// waitStdin returns when whoever started this process is gone or wants it to end.
+// waitStdin returns when the parent process is gone or wants this one to end.
 func waitStdin() { io.Copy(io.Discard, os.Stdin) }
 
 // serve takes over a connection whose first byte was mode.
@@ -71,8 +71,8 @@ func (t *target) serve(conn net.Conn, mode byte) {
 	defer atomic.AddInt64(&t.active, -1)
 	switch mode {
 	case modeSource:
-		// A write is counted when it is done: a small one first, so that a reader that
-		// never reads is seen to have got something.
+		// A write is counted when it is done: a small one first, so that something is counted
+		// even for a reader that never reads.
 		for size := 4096; ; size = blockBytes {
 			n, err := conn.Write(t.block[:size])
 			atomic.AddInt64(&t.source, int64(n))

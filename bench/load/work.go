@@ -6,16 +6,16 @@ import (
 	"time"
 )
 
-// Work is a command of another module: something that workers do again and again while the
-// clock runs. Its own flags come besides those that all commands have.
+// Work is a command of another module: an operation that workers repeat while the clock runs.
+// It may have flags besides those of all commands.
 type Work struct {
 	Flags func(*flag.FlagSet)
-	// Start makes everything ready for --conns and returns what each worker repeats; End is
+	// Start prepares --conns workers and returns the function that each repeats; End is
 	// called when all have stopped.
 	Start func(open func() (net.Conn, error), conns int) (Crew, error)
 }
 
-// Crew is what Start made: a function for each worker, and what to do after the last.
+// Crew is the result of Start: a function for each worker, and one to call at the end.
 type Crew struct {
 	Workers []func() error
 	End     func() error

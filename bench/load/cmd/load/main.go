@@ -1,4 +1,4 @@
-// Command load is the load program with the ways that need no module.
+// Command load is the load program with the paths that need no further module.
 package main
 
 import "isthmus.test/bench/load"
