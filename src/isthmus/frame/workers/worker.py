@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-import gc
 import inspect
 import json
 import logging
@@ -29,7 +28,7 @@ from isthmus.errors import ConfigError
 from isthmus.frame.admin.answers import Check, Watched
 from isthmus.frame.admin.debug_routes import PREFIX, debug_routes
 from isthmus.frame.lifecycle import Lifecycle
-from isthmus.frame.lifetime import fill_standard_streams
+from isthmus.frame.lifetime import fill_standard_streams, settle_memory
 from isthmus.frame.part import Handed, WorkerPlan, WorkerSlot
 from isthmus.frame.program import Program
 from isthmus.frame.workers.channel import (
@@ -102,9 +101,7 @@ def main(program: Program, settings: Any, found: Inherited) -> int:
     )  # fmt: skip
     os.umask(0o077)
     program.found(program.parts)
-    # As in frame/lifetime.py: what is imported by now lives for ever.
-    gc.collect()
-    gc.freeze()
+    settle_memory()
     return uvloop.run(_run(program, settings, found))
 
 
