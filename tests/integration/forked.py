@@ -17,7 +17,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -36,21 +38,31 @@ _INHERITED = dict(ENVIRONMENT)
 
 
 class Forked:
-    """One program, running; its standard error goes to a file."""
+    """One program, running; its standard error goes to a file, and what it prints if asked."""
 
-    def __init__(self, args: list[str], stderr: int) -> None:
+    def __init__(
+        self,
+        args: list[str],
+        stderr: int,
+        stdout: int | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> None:
         self.args = args
+        environ = ENVIRONMENT if environ is None else environ
         self.returncode: int | None = None
         # Of this thread, which may be in a network of its own.
         network = os.open("/proc/thread-self/ns/net", os.O_RDONLY)
         request = {
             "args": args,
-            "cwd": os.getcwd(),
-            "set": dict(ENVIRONMENT.items() - _INHERITED.items()),
-            "unset": list(_INHERITED.keys() - ENVIRONMENT.keys()),
+            "cwd": cwd or os.getcwd(),
+            "set": dict(environ.items() - _INHERITED.items()),
+            "unset": list(_INHERITED.keys() - environ.keys()),
         }
+        printed = () if stdout is None else (stdout,)
         try:
-            self.pid = _nursery().ask(request, stderr, network)
+            self.pid = _nursery().ask(request, stderr, network, *printed)
         finally:
             os.close(network)
         self._ended = os.pidfd_open(self.pid)
@@ -78,6 +90,38 @@ class Forked:
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
+
+
+def run(
+    *args: str, environ: Mapping[str, str] | None = None, cwd: Path | None = None, timeout_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Run a command of ``isthmus`` to its end, as subprocess.run does; what it printed as text.
+
+    ``environ`` is had besides ``ENVIRONMENT``.
+    """
+    done = run_bytes(*args, environ=environ, cwd=cwd, timeout_s=timeout_s)
+    out, err = done.stdout.decode(), done.stderr.decode()
+    return subprocess.CompletedProcess(done.args, done.returncode, out, err)
+
+
+def run_bytes(
+    *args: str, environ: Mapping[str, str] | None = None, cwd: Path | None = None, timeout_s: float
+) -> subprocess.CompletedProcess[bytes]:
+    """Run a command whose output is no text; see ``run``."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        process = Forked(
+            [*args], err.fileno(), out.fileno(),
+            environ={**ENVIRONMENT, **(environ or {})}, cwd=None if cwd is None else str(cwd),
+        )  # fmt: skip
+        try:
+            code = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait(timeout_s)
+            raise
+        for file in (out, err):
+            file.seek(0)
+        return subprocess.CompletedProcess([*args], code, out.read(), err.read())
 
 
 class _Nursery:
@@ -114,10 +158,12 @@ def main(channel: socket.socket) -> None:
     for name in ("agent", "server", "socks5_proxy", "apiserver_proxy"):
         import_module(f"isthmus.programs.{name}.command")
         import_module(f"isthmus.programs.{name}.program")
+    for name in ("tools.doctor.looks", "tools.doctor.examine", "tools.doctor.bundle_parts"):
+        import_module(f"isthmus.{name}")
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's is for the tests
     running: set[int] = set()
     while True:
-        text, fds, _, _ = socket.recv_fds(channel, _MOST_BYTES, 2)
+        text, fds, _, _ = socket.recv_fds(channel, _MOST_BYTES, 3)
         if not text:
             break
         request = json.loads(text)
@@ -138,12 +184,17 @@ def main(channel: socket.socket) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def become(request: dict[str, Any], stderr: int, network: int) -> NoReturn:
+def become(
+    request: dict[str, Any], stderr: int, network: int, stdout: int | None = None
+) -> NoReturn:
     """Run the command line in this child as if it had been started."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Python 3.11 leaves the parent's there, whose CPU clock cannot be read here.
     threading.main_thread()._set_native_id()  # type: ignore[attr-defined]
     os.dup2(stderr, 2)
+    if stdout is not None:
+        os.dup2(stdout, 1)
+        os.close(stdout)
     if os.fstat(network).st_ino != os.stat("/proc/self/ns/net").st_ino:
         libc = ctypes.CDLL(None, use_errno=True)
         assert not libc.setns(network, _CLONE_NEWNET), os.strerror(ctypes.get_errno())

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from clients import LIMIT_S, echo_target, free_port
+from forked import run
 from programs import COMMAND, ENVIRONMENT, Program, Programs
 from stack import http_get, wait_until
 
@@ -31,10 +32,7 @@ def programs(certificates: PkiFiles, tmp_path: Path) -> Iterator[Programs]:
 def doctor(
     *args: str, code: int = 0, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [*COMMAND, "doctor", *args], capture_output=True, text=True, timeout=3 * LIMIT_S,
-        check=False, env={**ENVIRONMENT, **(environ or {})},
-    )  # fmt: skip
+    done = run("doctor", *args, environ=environ, timeout_s=3 * LIMIT_S)
     assert done.returncode == code, done.stdout + done.stderr
     return done
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote_to_bytes
 import pytest
 import yaml
 from clients import LIMIT_S, Client, Target, free_port
+from forked import run
 from own_network import needs_root, own_network
 from programs import COMMAND, ENVIRONMENT
 from stack import http_get, wait_until
@@ -40,8 +41,7 @@ def setpriv(capabilities: list[str], *who: str) -> list[str]:
 
 
 def write(*args: str) -> str:
-    argv = [*COMMAND, "manifest", "apiserver-proxy", *args]
-    done = subprocess.run(argv, capture_output=True, text=True, env=ENVIRONMENT, timeout=LIMIT_S)
+    done = run("manifest", "apiserver-proxy", *args, timeout_s=LIMIT_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

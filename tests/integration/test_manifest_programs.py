@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from clients import LIMIT_S, Target, free_port
+from forked import run
 from own_network import needs_root, own_network
 from programs import COMMAND, ENVIRONMENT, Programs
 from stack import wait_until
@@ -49,8 +50,7 @@ class Plan:
 
 
 def write(form: str, *flags: str) -> str:
-    argv = [*COMMAND, "manifest", "agent", f"--as={form}", *flags]
-    done = subprocess.run(argv, capture_output=True, text=True, env=ENVIRONMENT, timeout=LIMIT_S)
+    done = run("manifest", "agent", f"--as={form}", *flags, timeout_s=LIMIT_S)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -6,7 +6,6 @@ import os
 import shlex
 import socket
 import stat
-import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -15,9 +14,9 @@ from typing import Any
 import pytest
 import yaml
 from clients import LIMIT_S, Client, Target, TlsClient, connect_uds, free_port, tunnel
+from forked import run
 from own_network import needs_root, own_network
 from pods import USER, Node, can_run
-from programs import COMMAND, ENVIRONMENT
 from sni_bed import hello_bytes
 from stack import client_context, http_get, wait_until
 
@@ -39,8 +38,7 @@ def network() -> Iterator[None]:
 
 
 def pod(*args: str) -> dict[str, Any]:
-    argv = [*COMMAND, "manifest", *args]
-    done = subprocess.run(argv, capture_output=True, text=True, env=ENVIRONMENT, timeout=LIMIT_S)
+    done = run("manifest", *args, timeout_s=LIMIT_S)
     assert done.returncode == 0, done.stderr
     if "--as=systemd" in args:
         return as_pod(done.stdout)

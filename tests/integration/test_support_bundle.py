@@ -20,6 +20,7 @@ from typing import ClassVar
 
 import pytest
 from clients import LIMIT_S
+from forked import run_bytes
 from own_network import needs_root, own_network
 from programs import COMMAND, ENVIRONMENT, Program, Programs
 
@@ -86,10 +87,7 @@ def planted(tmp_path: Path, certificates: PkiFiles) -> dict[str, str]:
 def bundle(
     *args: str, environ: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run(
-        [*COMMAND, "support-bundle", *args], capture_output=True, timeout=6 * LIMIT_S,
-        check=False, env={**ENVIRONMENT, **(environ or {})},
-    )  # fmt: skip
+    return run_bytes("support-bundle", *args, environ=environ, timeout_s=6 * LIMIT_S)
 
 
 def unpacked(data: bytes) -> dict[str, bytes]:
