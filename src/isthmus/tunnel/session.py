@@ -11,6 +11,7 @@ links/ defines what the first stream carries (hello, welcome, dials). The owner 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,7 +19,7 @@ from isthmus.errors import ProtocolError
 from isthmus.tunnel.budget import FULL_SINK_BYTES, STREAM_BYTES, UNBOUNDED, Account
 from isthmus.tunnel.end import Early, Ending, unsent
 from isthmus.tunnel.limits import Floods, Limits
-from isthmus.tunnel.stream import Stream
+from isthmus.tunnel.stream import MAX_FRAME, Stream
 from isthmus.tunnel.traffic_classes import ClassTurns
 from isthmus.values import BULK, NORMAL, TrafficClass
 from isthmus.wire.yamux import (
@@ -52,6 +53,10 @@ class Carrier(Protocol):
 
     def wake_in_time(self) -> None:
         """Call session.flush() within milliseconds, so that frames can share a write."""
+
+
+def _nobody() -> None:
+    """Nobody counts what came."""
 
 
 def no_reason(stream: Stream, reason: Ending) -> None:
@@ -93,8 +98,17 @@ class Session:
         self.room = limits.batch_bytes
         self._waking = False
         self._blocked = False
+        self.holds_back = False
+        self.control: Stream | None = None  # it goes on while data is held back
         self._turns: ClassTurns[Stream] = ClassTurns()
-        # In: a header cut in two, or the rest of a payload.
+        # In: how much came, and what to tell whom when it is so much; a header cut in two, or the
+        # rest of a payload.
+        self.received_bytes = 0
+        self.tell_received_at = sys.maxsize
+        self.tell_received: Callable[[], None] = _nobody
+        #: Takes what a ping of the peer acknowledges; None: its pings are plain numbers.
+        self.acknowledged_low: Callable[[int], None] | None = None
+        self.quiet_bytes = 0
         self._head = bytearray()
         self._body = 0
         self._into: Stream | None = None
@@ -227,7 +241,10 @@ class Session:
 
     def want_turn(self, stream: Stream) -> None:
         """Queue a stream that has something to send."""
-        if not stream.in_turn and stream.credit > 0:
+        if self.holds_back and stream is self.control:
+            while stream.can_send:
+                stream.take_turn(MAX_FRAME)
+        elif not stream.in_turn and stream.credit > 0:
             stream.in_turn = True
             self._turns.add(stream)
             if not self._waking and not self._blocked:
@@ -245,7 +262,7 @@ class Session:
                 break
             data = out[0] if len(out) == 1 else b"".join(out)
             out.clear()
-            self.room = self.limits.batch_bytes
+            self.room = 0 if self.holds_back else self.limits.batch_bytes
             if not self.carrier.send(bytes(data)):
                 self._blocked = True
                 self.room = 0
@@ -274,8 +291,22 @@ class Session:
         """The carrier has room again."""
         self._blocked = False
         self._waiting_control_bytes = 0
-        self.room = self.limits.batch_bytes
+        self.room = 0 if self.holds_back else self.limits.batch_bytes
         self.flush()
+
+    def suspend(self) -> None:
+        """The carrier has no connection: nothing goes out until ``resume``."""
+        self._blocked = True
+        self.room = 0
+
+    def hold_back(self, hold: bool) -> None:
+        """Send no data, only control frames; or data again."""
+        self.holds_back = hold
+        if hold:
+            self.room = 0
+        elif not self._blocked:
+            self.room = self.limits.batch_bytes
+            self.carrier.wake()
 
     # Receiving.
 
@@ -288,6 +319,7 @@ class Session:
         if self._waiting_control_bytes > self.limits.max_waiting_control_bytes:
             raise ProtocolError("yamux: peer sends requests but does not read")
         pos, end = 0, len(view)
+        self.received_bytes += end
         streams = self.streams
         while pos < end:
             if self._body:
@@ -320,6 +352,8 @@ class Session:
                     pos += length
                 else:
                     self._frame(version, kind, flags, stream_id, length)
+        if self.received_bytes >= self.tell_received_at:
+            self.tell_received()
 
     def _frame(self, version: int, kind: int, flags: int, stream_id: int, length: int) -> None:
         check(version, kind, flags)
@@ -502,12 +536,18 @@ class Session:
         now = self._last_ping = self.clock()
         if self._ping_at is None:
             self._ping_at = now
-            self._ping_value = (self._ping_value + 1) & 0xFFFFFFFF
+            # A peer that keeps what we have not acknowledged reads that out of the ping. Every ping
+            # has another value: the answer to the last one came in between.
+            count = self._ping_value + 1 if self.acknowledged_low is None else self.received_bytes
+            self._ping_value = count & 0xFFFFFFFF
             self.emit(pack(0, PING, SYN, 0, self._ping_value), b"", 0)
 
     def _pinged(self, flags: int, value: int) -> None:
+        self.quiet_bytes += HEADER_BYTES
         if flags & SYN:
             self._flood("pings")
+            if self.acknowledged_low is not None:
+                self.acknowledged_low(value)
             self.emit(pack(0, PING, ACK, 0, value), b"", 0)
         elif flags & ACK and self._ping_at is not None and value == self._ping_value:
             self.round_trip_s = self.clock() - self._ping_at

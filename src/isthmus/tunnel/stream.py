@@ -158,6 +158,16 @@ class Stream(BaseEnd):
         session.want_turn(self)
         return False
 
+    def write_now(self, data: bytes) -> None:
+        """Send what cannot wait for others' data, whatever the room; within the credit."""
+        size = len(data)
+        if self._backlog or size > self.credit or self.ending is not None or self._fin_wanted:
+            self.write(data)
+            return
+        self.credit -= size
+        self.bytes_written += size
+        self.session.emit(pack(0, DATA, 0, self.id, size), data, size)
+
     def write_eof(self) -> None:
         """Send FIN after all waiting data; exactly once, a second one kills a Go session."""
         if self.ending is not None or self._fin_wanted:
