@@ -39,8 +39,10 @@ def link_view(link: Link, peer_id: str, now: float) -> LinkView:
         streams=link.load,
         rtt_s=round_trip_s(link),
         held_bytes=link.held_bytes,
-        sent_bytes=link.carrier.bytes_out,
-        received_bytes=link.carrier.bytes_in,
+        sent_bytes=link.bytes_out,
+        received_bytes=link.bytes_in,
+        resumes=link.resumes,
+        kept_bytes=link.kept_bytes,
         window_growth_bytes=link.window_growth_bytes,
         window_growth_peak_bytes=link.window_growth_peak_bytes,
     )
@@ -66,6 +68,8 @@ def state_of(link: Link) -> LinkState:
     """Say how it is in one word."""
     if not link.ready:
         return LinkState.GREETING
+    if link.suspended:
+        return LinkState.SUSPENDED
     if link.stuck:
         return LinkState.STUCK
     return LinkState.DRAINING if is_draining(link) else LinkState.OPEN

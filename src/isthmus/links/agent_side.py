@@ -67,6 +67,14 @@ def _unheard() -> None:
     pass
 
 
+def _unheard_of(link: ServerLink) -> None:
+    pass
+
+
+def _not_resumed(link: ServerLink, why: str) -> None:
+    link.lost(why)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerHooks:
     """Callbacks for the events of links to servers.
@@ -76,12 +84,15 @@ class ServerHooks:
     knew are reset without an answer, so that the server tries elsewhere; konnectivity's protocol
     cannot express that, so there they are served. ``on_membership()`` is called when
     ``server_count`` or ``servers``, the ids of all servers that this one knows, changed, or when
-    the server announced that it drains, at ``drained_at``.
+    the server announced that it drains, at ``drained_at``. ``on_suspended(link, why)`` finds
+    another connection for the link; ``on_resumed(link)`` hears that it has one.
     """
 
     on_dial: Callable[[Incoming], None]
     claim: Callable[[ServerLink], bool] = _wanted
     on_membership: Callable[[], None] = _unheard
+    on_suspended: Callable[[ServerLink, str], None] = _not_resumed
+    on_resumed: Callable[[ServerLink], None] = _unheard_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +126,9 @@ class ServerLink(Link):
         self.features: frozenset[str] | None = None
         self.spare = False
         self.drained_at: float | None = None
+        # What resumes the link: its number at the server, and a secret that changes every time.
+        self.resume_link = self.resume_token = b""
+        self.resume_epoch = 0
         self.was_asked_for = False  # by id, so another server may have handed the connection on
         self.opening = opening
         self._hooks = hooks
@@ -186,6 +200,14 @@ class ServerLink(Link):
             self.drained_at = self.loop.time()
             self._hooks.on_membership()
 
+    @override
+    def on_suspended(self, why: str) -> None:
+        self._hooks.on_suspended(self, why)
+
+    @override
+    def on_resumed(self) -> None:
+        self._hooks.on_resumed(self)
+
     def make_spare(self) -> None:
         """Another link replaces it: accept no new dials; open tunnels continue."""
         self.spare = True
@@ -228,7 +250,7 @@ async def connect(
             refused the agent.
     """
     poller = terms.poller
-    sock = await (through() if through is not None else _reach(terms.loop, poller, address))
+    sock = await (through() if through is not None else reach(terms.loop, poller, address))
     try:
         link = kind(terms, hooks, sock, opening)
     except BaseException:
@@ -243,9 +265,7 @@ async def connect(
     return link
 
 
-async def _reach(
-    loop: asyncio.AbstractEventLoop, poller: Poller, address: Address
-) -> socket.socket:
+async def reach(loop: asyncio.AbstractEventLoop, poller: Poller, address: Address) -> socket.socket:
     reached: asyncio.Future[socket.socket] = loop.create_future()
 
     def connected(sock: socket.socket, events: int) -> None:
@@ -295,6 +315,8 @@ class MuxAgentTalk(MuxTalk):
                     version=__version__,
                     features=greeting.features,
                     relay=self.relays,
+                    resumes=self.replaceable is not None,
+                    instance=greeting.process,
                 )
             )
         )
@@ -317,6 +339,12 @@ class MuxAgentTalk(MuxTalk):
     def _welcome(self, welcome: Welcome) -> None:
         if welcome.stream_window:
             self.session.first_window = min(self.session.first_window, welcome.stream_window)
+        if self.replaceable is not None and welcome.link and welcome.resume_s:
+            self._server_link.resume_link = welcome.link
+            self._server_link.resume_token = welcome.resume_token
+            self.agree_to_last(float(welcome.resume_s))
+        else:
+            self.end_with_connection()
         self._server_link.welcome(
             welcome.server_id,
             welcome.server_count,

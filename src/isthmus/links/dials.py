@@ -69,6 +69,11 @@ class AnswerReader(Early):
         super().abort(reason)
         self._tell(None)
 
+    @property
+    def waits(self) -> bool:
+        """The answer has not come."""
+        return self._told is not None
+
     def forget(self) -> None:
         """Stop waiting for the answer."""
         self._told = None

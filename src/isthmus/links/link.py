@@ -13,9 +13,12 @@ import socket
 import ssl
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import Protocol
+
+from typing_extensions import override
 
 from isthmus.errors import LinkStage, ProtocolError
-from isthmus.links.talk import Incoming, Talk, Told
+from isthmus.links.talk import Incoming, LastingTalk, Talk, Told
 from isthmus.net.carriers import CarrierOwner, TlsCarrier
 from isthmus.net.connection_gate import source_of
 from isthmus.net.contexts import peer_identity
@@ -37,6 +40,8 @@ _TICK_S = 1.0
 _STUCK_TICKS = 2
 #: A ping unanswered for longer means that the agent hardly runs, if at all.
 _SILENT_S = 2.0
+#: A ping that waits for longer, while nothing else is heard, is that of a connection that is gone.
+SUSPECT_S = 5.0
 #: The part of a slow round trip that counts a tick later: one quick answer proves little.
 _REMEMBERED = 0.7
 #: The most characters of the peer's client names, for their accounts.
@@ -52,15 +57,23 @@ def keep_queue_short(sock: socket.socket) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, NOTSENT_LOWAT_BYTES)
 
 
+class ConnectionOwner(CarrierOwner, Protocol):
+    """Who made a link's connection."""
+
+    def disconnected(self, why: str) -> None:
+        """The connection broke, and nobody said goodbye."""
+
+
 class LinkSocket(TlsCarrier):
     """The connection of one link."""
 
     always_out = True
+    owner: ConnectionOwner
     __slots__ = ()
 
     def __init__(
         self,
-        owner: CarrierOwner,
+        owner: ConnectionOwner,
         sock: socket.socket,
         poller: Poller,
         context: ssl.SSLContext,
@@ -72,6 +85,10 @@ class LinkSocket(TlsCarrier):
             keep_queue_short(sock)
         super().__init__(owner, sock, poller, context, server_hostname=server_hostname)
 
+    @override
+    def broken(self) -> None:
+        self.owner.disconnected("connection lost")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkTerms:
@@ -79,7 +96,8 @@ class LinkTerms:
 
     Memory use is charged to the peer's account in the ``budget``. ``only`` is the value of
     ``--link``; ``process`` is the prefix of connection ids, and ``packets`` counts those of
-    konnectivity's protocol.
+    konnectivity's protocol. ``resume_s`` is how long a link is kept without a connection: a
+    server tells its agents, an agent only whether; 0 is not at all.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -88,6 +106,7 @@ class LinkTerms:
     budget: Budget = UNBOUNDED
     only: str = "auto"
     process: str = ""
+    resume_s: float = 0.0
     packets: PacketCounts = field(default_factory=PacketCounts)
 
 
@@ -124,6 +143,12 @@ class Link:
         self.ready = False
         self.was_ready = False
         self.draining = False
+        #: For how long it can be without a connection, and since when it is.
+        self.resume_s = 0.0
+        self.suspended_at: float | None = None
+        self.lasting: LastingTalk | None = None  # the talk, if both sides agreed to that
+        self.resumes = 0
+        self._bytes_before = (0, 0)  # in and out, by connections that were replaced
         self.stuck_ticks = 0
         self.closed_because = ""
         self._closing = ""
@@ -181,17 +206,20 @@ class Link:
 
     def secured(self) -> None:
         """The TLS handshake is done: start the talk, if there is a common protocol."""
-        tls = self.carrier.tls
-        self.identity = peer_identity(tls)
-        if self.identity is not ANONYMOUS:
-            self.pays_as(self.identity)
+        self.identify()
         try:
-            talk = self.talk = self.choose_talk(tls.selected_alpn_protocol())
+            talk = self.talk = self.choose_talk(self.carrier.tls.selected_alpn_protocol())
         except ProtocolError as exc:
             self.lost(str(exc), LinkStage.TLS)
             return
         self.carrier.session = talk.session
         talk.begin()
+
+    def identify(self) -> None:
+        """The handshake has shown who the peer is."""
+        self.identity = peer_identity(self.carrier.tls)
+        if self.identity is not ANONYMOUS:
+            self.pays_as(self.identity)
 
     def insecure(self, error: ssl.SSLError) -> None:
         """The TLS handshake failed."""
@@ -200,10 +228,18 @@ class Link:
 
     def violated(self, error: ProtocolError) -> None:
         """The peer violated the protocol: tell it and close this link; other links continue."""
-        if not self.closed_because and self.talk is not None:
-            self.talk.violated()
-            self.talk.flush()
+        if not self.closed_because:
+            if self.talk is not None:
+                self.talk.violated()
+                self.talk.flush()
             self.lost(str(error), LinkStage.PROTOCOL, Ending.PROTOCOL)
+
+    def disconnected(self, why: str) -> None:
+        """The connection broke: wait for another one, where both sides can."""
+        if self.lasting is None or not self.ready or self._closing or self.closed_because:
+            self.lost(why)
+        elif self.suspended_at is None:
+            self.suspend(why)
 
     def lost(
         self, why: str, stage: LinkStage = LinkStage.LOST, reason: Ending = Ending.LINK_LOST
@@ -215,6 +251,7 @@ class Link:
         if not self._closing or stage is not LinkStage.LOST:
             self.stage = stage
         self.ready = False
+        self.suspended_at = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -222,8 +259,87 @@ class Link:
             self.talk.lost(reason)
         self._handshake.close()
         self.account.close()
-        self.carrier.close()
+        self.close_connection()
         self._on_closed(self)
+
+    def close_connection(self) -> None:
+        """Close the connection."""
+        self.carrier.close()
+
+    # Without a connection.
+
+    @property
+    def suspended(self) -> bool:
+        """It has no connection, and waits for another one."""
+        return self.suspended_at is not None
+
+    def suspend(self, why: str) -> None:
+        """Keep the session; whoever waits for the answer to a dial asks elsewhere."""
+        talk = self.lasting
+        assert talk is not None
+        self.suspended_at = self.loop.time()
+        self._set_timer(self.resume_s, self.lost, f"{why}, and not resumed in time")
+        talk.detach()
+        self.carrier.close()
+        self.on_suspended(why)
+        talk.ask_elsewhere()
+
+    def lasts(self, talk: LastingTalk, resume_s: float) -> None:
+        """Both sides agreed that the link is kept for so long without a connection."""
+        self.lasting = talk
+        self.resume_s = resume_s
+
+    def on_suspended(self, why: str) -> None:
+        """Say that there is no connection now."""
+
+    def on_resumed(self) -> None:
+        """Say that there is one again."""
+
+    def detach(self) -> int:
+        """Hear nothing more by the present connection; gives how much of the session arrived."""
+        assert self.lasting is not None
+        return self.lasting.detach()
+
+    def go_on(self, carrier: LinkSocket, offset: int) -> None:
+        """Take another connection; the peer has everything before ``offset``.
+
+        Raises:
+            ProtocolError: that cannot be.
+        """
+        talk, before = self.lasting, self.carrier
+        assert talk is not None
+        self._bytes_before = (self.bytes_in, self.bytes_out)
+        before.close()
+        self.carrier = carrier
+        carrier.owner = self
+        self.peer_address = peer_of(carrier.sock)
+        self.source = source_of(carrier.sock)
+        self.suspended_at = None
+        self.stuck_ticks, self._progress = 0, -1
+        self.resumes += 1
+        self._set_timer(_TICK_S, self._tick)
+        talk.go_on(carrier, offset)
+        self.on_resumed()
+
+    @property
+    def kept_bytes(self) -> int:
+        """What was sent and is kept until the peer acknowledges it."""
+        return self.lasting.kept_bytes if self.lasting is not None else 0
+
+    @property
+    def bytes_in(self) -> int:
+        """What arrived, by all its connections."""
+        return self._bytes_before[0] + self.carrier.bytes_in
+
+    @property
+    def bytes_out(self) -> int:
+        """What was sent, by all its connections."""
+        return self._bytes_before[1] + self.carrier.bytes_out
+
+    def _set_timer(self, delay_s: float, call: Callable[..., None], *args: object) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(delay_s, call, *args)
 
     # Its life.
 
@@ -315,7 +431,7 @@ class Link:
 
         ``account`` pays for the tunnel; None: the peer's own.
         """
-        if self.talk is None or not self.ready:
+        if self.talk is None or not self.ready or self.suspended_at is not None:
             return None
         self._asked = True
         return self.talk.open_dial(
@@ -325,7 +441,9 @@ class Link:
     @property
     def can_open(self) -> bool:
         """Whether a dial can be sent over this link."""
-        return self.ready and self.talk is not None and self.talk.can_open
+        if self.talk is None or self.suspended_at is not None:
+            return False
+        return self.ready and self.talk.can_open
 
     @property
     def full(self) -> bool:
@@ -384,6 +502,12 @@ class Link:
         self._timer = self.loop.call_later(_TICK_S, self._tick)
         if not talk.tick():
             self.lost("no byte heard for too long")
+            return
+        if self.closed_because:
+            return
+        lasting = self.lasting
+        if lasting is not None and lasting.unanswered_s > SUSPECT_S < lasting.silent_s:
+            self.disconnected(f"no answer for {SUSPECT_S:.0f} s")
             return
         if talk.worn:
             self.draining = True

@@ -21,6 +21,7 @@ from isthmus.links.talk import Told
 from isthmus.net.deadlines import Deadlines
 from isthmus.tunnel.budget import OVER_SHARE, Account, Deposit
 from isthmus.tunnel.end import Early, Ending
+from isthmus.tunnel.replaceable import ReplaceableCarrier, SessionConnection
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
 from isthmus.values import (
@@ -29,9 +30,9 @@ from isthmus.values import (
     DialId,
     DialRequest,
 )
-from isthmus.wire.link import MAX_MESSAGE_BYTES, take_message, to_bytes
-from isthmus.wire.link_pb2 import Control, Dial, Ended
-from isthmus.wire.yamux import GoAwayCode
+from isthmus.wire.link import MAX_MESSAGE_BYTES, MESSAGE_PREFIX_BYTES, take_message, to_bytes
+from isthmus.wire.link_pb2 import Control, Dial, Ended, Received
+from isthmus.wire.yamux import HEADER_BYTES, GoAwayCode
 
 if TYPE_CHECKING:
     from isthmus.links.link import Link
@@ -43,6 +44,8 @@ MOST_CONTROL_BYTES = 1024 * 1024
 #: With fewer stream ids left than this, an idle link is replaced (2³¹ in all).
 FEW_IDS = 2**20
 _DIAL_S = 10.0
+#: A link that sent something and hears nothing for so long is asked whether it still works.
+QUIET_S = 1.0
 
 REASONS = {
     Ending.CLEAN: Ended.UNKNOWN,
@@ -119,6 +122,11 @@ class MuxTalk:
             account=link.account,
         )
         self._reader: ControlReader | None = None
+        #: What the peer has not acknowledged; None: the link ends with its connection.
+        self.replaceable: ReplaceableCarrier | None = None
+        if link.terms.resume_s > 0 and not self.relays:
+            self.replaceable = ReplaceableCarrier(link.carrier, self.session, link.account)
+        self._acknowledged = 0  # to the peer
         self.session.first_update_bytes = STREAM_WINDOW_BYTES // 2
 
     # State.
@@ -180,6 +188,8 @@ class MuxTalk:
     def pays_by(self, account: Account) -> None:
         """The peer is authenticated."""
         self.session.account = account
+        if self.replaceable is not None:
+            self.replaceable.pays_by(account)
         if self.control is not None and self.control.ending is None:
             self.session.charge(self.control, account.join())
 
@@ -198,11 +208,14 @@ class MuxTalk:
                 self.session.reasons[message.ended.stream] = reason
         elif kind == "drain":
             self.link.told_to_drain()
+        elif kind == "received" and self.replaceable is not None:
+            self.session.quiet_bytes += HEADER_BYTES + MESSAGE_PREFIX_BYTES + message.ByteSize()
+            self.replaceable.acknowledge(message.received.offset)
 
     def tell(self, message: Control) -> None:
         """Send one control message."""
         if self.control is not None:
-            self.control.write(to_bytes(message))
+            self.control.write_now(to_bytes(message))
             if self.control.backlog_bytes > MOST_CONTROL_BYTES:
                 self.link.lost("peer does not read the control stream", LinkStage.PROTOCOL)
 
@@ -210,6 +223,7 @@ class MuxTalk:
         """Use this stream as the control stream."""
         self.control = stream
         stream.traffic = URGENT  # short and urgent
+        self.session.control = stream
         reader = self._reader = ControlReader(self)
         reader.peer = stream
         stream.peer = reader
@@ -243,12 +257,91 @@ class MuxTalk:
         self.session.flush()
 
     def tick(self) -> bool:
-        """Ping, and reset idle half-closed streams."""
-        return self.session.tick()
+        """Ping, acknowledge, and reset idle half-closed streams."""
+        session, replaceable = self.session, self.replaceable
+        if replaceable is not None and self.link.lasting is self:
+            if session.received_bytes - self._acknowledged > session.quiet_bytes:
+                self._acknowledge()
+            # Whether the connection still works shows only in an answer.
+            if replaceable.sent > replaceable.acknowledged and self.silent_s > QUIET_S:
+                session.ping()
+            if replaceable.overfull:
+                self.link.lost("peer acknowledges nothing", LinkStage.PROTOCOL)
+                return True
+        return session.tick()
+
+    # The connection below it can be replaced.
+
+    def agree_to_last(self, resume_s: float) -> None:
+        """Both sides keep what the other has not acknowledged."""
+        session, replaceable = self.session, self.replaceable
+        assert replaceable is not None
+        self.link.lasts(self, resume_s)
+        session.acknowledged_low = replaceable.acknowledge_low
+        session.tell_received = self._acknowledge
+        session.tell_received_at = session.limits.acknowledge_every_bytes
+
+    def end_with_connection(self) -> None:
+        """The peer cannot resume: keep nothing."""
+        replaceable, self.replaceable = self.replaceable, None
+        if replaceable is not None:
+            self.session.carrier = self.link.carrier
+            replaceable.close()
+
+    def _acknowledge(self) -> None:
+        session = self.session
+        self._acknowledged = session.received_bytes
+        session.quiet_bytes = 0
+        session.tell_received_at = self._acknowledged + session.limits.acknowledge_every_bytes
+        self.tell(Control(received=Received(offset=self._acknowledged)))
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has been heard."""
+        return self.session.clock() - self.session.last_heard
+
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes of the session have arrived."""
+        return self.session.received_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the peer has not acknowledged."""
+        return self.replaceable.kept_bytes if self.replaceable is not None else 0
+
+    @property
+    def resent_bytes(self) -> int:
+        """What was sent again."""
+        return self.replaceable.resent_bytes if self.replaceable is not None else 0
+
+    def detach(self) -> int:
+        """Let go of the connection; gives how many bytes of the session have arrived."""
+        assert self.replaceable is not None
+        return self.replaceable.detach()
+
+    def ask_elsewhere(self) -> None:
+        """Drop the dials that have no answer: nothing was done for them, others may be asked."""
+        for stream in list(self.session.streams.values()):
+            reader = stream.peer
+            if isinstance(reader, AnswerReader) and reader.waits:
+                stream.abort(Ending.LINK_LOST)
+                reader.abort(Ending.LINK_LOST)
+
+    def can_go_on(self, offset: int) -> bool:
+        """Everything after this offset is still kept."""
+        return self.replaceable is not None and self.replaceable.can_resume_at(offset)
+
+    def go_on(self, connection: SessionConnection, offset: int) -> None:
+        """Another connection takes over; the peer has everything before ``offset``."""
+        assert self.replaceable is not None
+        self.replaceable.attach(connection, offset)
 
     def lost(self, reason: Ending) -> None:
         self._undialed.take_all()
         self.session.lost(reason)
+        if self.replaceable is not None:
+            self.replaceable.close()
         if self._reader is not None:
             self._reader.over()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from typing_extensions import override
 from isthmus import __version__
 from isthmus.errors import ProtocolError
 from isthmus.links.grpc import HALF_CLOSE, PATH, GrpcTalk
-from isthmus.links.link import Link, LinkTerms
+from isthmus.links.link import GOODBYE_S, Link, LinkTerms
 from isthmus.links.mux import STREAM_WINDOW_BYTES, MuxTalk
+from isthmus.links.resuming import FirstMessage, ResumeKey
 from isthmus.links.talk import (
     FEATURES,
     NETWORK,
@@ -29,18 +31,19 @@ from isthmus.links.talk import (
     hello_fault,
     process_in,
 )
-from isthmus.net.carriers import Carried
 from isthmus.net.rules_near import ZONE_LABEL
 from isthmus.settings.identifiers import Identifiers
 from isthmus.text.text_limits import MAX_VERSION_CHARS, cut, plain
 from isthmus.tunnel.http2_stream import NOBODY, Handler, Http2Stream
 from isthmus.tunnel.packet_link import PacketLink
+from isthmus.tunnel.session import Carried
 from isthmus.tunnel.stream import Stream
 from isthmus.values import ANONYMOUS, AgentId, ServerId
-from isthmus.wire.alpn import RELAY_ALPN
+from isthmus.wire.alpn import RELAY_ALPN, is_resuming
 from isthmus.wire.grpc import CONTENT_TYPE, Refusal, Status, request_problem, status_headers
 from isthmus.wire.http2 import ErrorCode, Headers, Http2Error, header
-from isthmus.wire.link_pb2 import Control, Load, Welcome
+from isthmus.wire.link import to_bytes
+from isthmus.wire.link_pb2 import Control, Load, Resume, Resumed, Welcome
 from isthmus.wire.link_pb2 import Membership as MembershipMessage
 from isthmus.wire.link_pb2 import Refusal as RefusalMessage
 
@@ -73,6 +76,18 @@ def _any_bytes(source: str, size: int) -> bool:
     return True
 
 
+def _no_resume(link: AgentLink, message: Resume) -> None:
+    link.refuse_resume("this server resumes no links")
+
+
+def _not_resumed(link: AgentLink, why: str) -> None:
+    link.lost(why)
+
+
+def _unheard(link: AgentLink) -> None:
+    pass
+
+
 def _everybody(link: AgentLink, token: str, decided: Decided) -> None:
     """Admit every agent that passed TLS."""
     decided("")
@@ -84,13 +99,18 @@ class AgentHooks:
 
     ``on_dial`` receives the agent's requests: the agent is authenticated, but nothing that such a
     dial says about itself is proved. ``may_read`` is called for all bytes from an address before
-    its agent is admitted.
+    its agent is admitted. ``on_resume(link, message)`` decides whether another link continues on
+    the connection of this one; ``on_suspended`` and ``on_resumed`` hear that a link lost its
+    connection, or has another one.
     """
 
     membership: Callable[[], Membership]
     on_ready: Callable[[AgentLink], None]
     on_dial: Callable[[Incoming], None]
     on_closed: Callable[[Link], None]
+    on_resume: Callable[[AgentLink, Resume], None] = _no_resume
+    on_suspended: Callable[[AgentLink, str], None] = _not_resumed
+    on_resumed: Callable[[AgentLink], None] = _unheard
     admit: Admit = _everybody
     may_read: Callable[[str, int], bool] = _any_bytes
 
@@ -123,6 +143,9 @@ class AgentLink(Link):
         self.is_extra = False  # this agent already has another link
         self.audited = False  # the refusal was audited
         self.refused_as = Unwelcome.NO_PROOF
+        self.key: ResumeKey | None = None  # to resume it
+        self.instance = ""  # of the agent's process
+        self.gave_way = False  # its connection carries another link now
         super().__init__(
             terms,
             sock,
@@ -154,7 +177,11 @@ class AgentLink(Link):
     @override
     def secured(self) -> None:
         """Count the agent's bytes until it is admitted."""
-        super().secured()
+        if is_resuming(self.carrier.tls.selected_alpn_protocol()):
+            self.identify()
+            self.carrier.session = FirstMessage(Resume, self._resume)
+        else:
+            super().secured()
         session = self.carrier.session
         if session is not None and not self.ready:
             self.carrier.session = Unproven(session, self._hooks.may_read, self.source)
@@ -179,6 +206,55 @@ class AgentLink(Link):
         self.version = version
         self.features = features
         self._hooks.admit(self, token, self._decided)
+
+    def _resume(self, message: Resume, rest: bytes) -> None:
+        if rest:
+            raise ProtocolError("link: more than a Resume, before its answer")
+        self._hooks.on_resume(self, message)
+
+    def refuse_resume(self, why: str, *, later: bool = False) -> None:
+        """Tell the agent that its link does not go on by this connection, and close it."""
+        if not self.closed_because:
+            self.carrier.send(to_bytes(Resumed(refusal=why, later=later)))
+            self.carrier.say_goodbye()
+            self._set_timer(GOODBYE_S, self.lost, f"not resumed: {why}")
+
+    def greet_like(self, link: AgentLink) -> None:
+        """Whoever resumes a link says nothing new of itself: see whether that still holds."""
+        self.agent_id, self.identifiers, self.labels = link.agent_id, link.identifiers, link.labels
+        self.zone, self.network, self.version = link.zone, link.network, link.version
+        self.features, self.relays = link.features, link.relays
+
+    def give_way(self, link: AgentLink, message: Resume) -> None:
+        """Have another link go on by this connection.
+
+        Raises:
+            ProtocolError: that cannot be; this link and the other are as before.
+        """
+        assert link.key is not None and link.lasting is not None
+        if not link.lasting.can_go_on(message.received):
+            raise ProtocolError(f"link: cannot resume at {message.received}")
+        received = link.detach()
+        link.key.turn(message, received)
+        carrier = self.carrier
+        carrier.session = None
+        carrier.send(to_bytes(Resumed(received=received, next_token=link.key.token)))
+        self.gave_way = True
+        self.lost("it carries another link")
+        link.go_on(carrier, message.received)
+
+    @override
+    def close_connection(self) -> None:
+        if not self.gave_way:
+            super().close_connection()
+
+    @override
+    def on_suspended(self, why: str) -> None:
+        self._hooks.on_suspended(self, why)
+
+    @override
+    def on_resumed(self) -> None:
+        self._hooks.on_resumed(self)
 
     def turn_away(self, reason: str, kind: Unwelcome) -> None:
         """Refuse the agent; ``kind`` is for a talk that can express it."""
@@ -239,6 +315,9 @@ class MuxServerTalk(MuxTalk):
                 raise ProtocolError("link: second hello")
             self._greeted = True
             hello = message.hello
+            self._agent_link.instance = cut(hello.instance, MAX_VERSION_CHARS)
+            if not hello.resumes or self._agent_link.relays:
+                self.end_with_connection()
             if hello.relay != self._agent_link.relays:
                 raise ProtocolError("link: the kind of hello differs from ALPN")
             labels = dict(hello.labels)
@@ -272,7 +351,11 @@ class MuxServerTalk(MuxTalk):
             super().told(message)
 
     def welcome(self, membership: Membership) -> None:
-        """Send our id and the number of servers."""
+        """Send our id, the number of servers, and what resumes the link."""
+        key, resume_s = None, self.link.terms.resume_s
+        if self.replaceable is not None:
+            key = self._agent_link.key = ResumeKey()
+            self.agree_to_last(resume_s)
         self.tell(
             Control(
                 welcome=Welcome(
@@ -283,6 +366,9 @@ class MuxServerTalk(MuxTalk):
                     max_streams=self.link.limits.max_streams,
                     version=__version__,
                     features=membership.features,
+                    link=key.link if key is not None else b"",
+                    resume_token=key.token if key is not None else b"",
+                    resume_s=math.ceil(resume_s) if key is not None else 0,
                 )
             )
         )

@@ -9,7 +9,6 @@ from itertools import islice
 from typing import Protocol
 
 from isthmus.errors import DialFailure, ProtocolError
-from isthmus.net.carriers import Carried
 from isthmus.text.text_limits import (
     MAX_AGENT_ID_CHARS,
     MAX_FEATURE_CHARS,
@@ -24,6 +23,8 @@ from isthmus.text.text_limits import (
 )
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.end import BaseEnd, Ending
+from isthmus.tunnel.replaceable import SessionConnection
+from isthmus.tunnel.session import Carried
 from isthmus.values import (
     DialId,
     DialRequest,
@@ -157,6 +158,42 @@ class Talk(Protocol):
 
     def lost(self, reason: Ending) -> None:
         """The carrier is gone: reset every tunnel."""
+
+
+class LastingTalk(Talk, Protocol):
+    """A conversation that goes on by another connection when it loses its own."""
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing has been heard."""
+
+    @property
+    def received_bytes(self) -> int:
+        """How many bytes of the session have arrived."""
+
+    @property
+    def kept_bytes(self) -> int:
+        """What was sent and is kept until the peer acknowledges it."""
+
+    @property
+    def resent_bytes(self) -> int:
+        """What was sent again, in all."""
+
+    def detach(self) -> int:
+        """Let go of the connection; gives how many bytes of the session have arrived."""
+
+    def can_go_on(self, offset: int) -> bool:
+        """Everything after this offset is still here."""
+
+    def go_on(self, connection: SessionConnection, offset: int) -> None:
+        """Take another connection; the peer has everything before ``offset``.
+
+        Raises:
+            ProtocolError: that cannot be.
+        """
+
+    def ask_elsewhere(self) -> None:
+        """Drop the dials that have no answer, so that others are asked."""
 
 
 class Incoming(Protocol):

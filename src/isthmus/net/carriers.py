@@ -15,22 +15,7 @@ from isthmus.errors import ProtocolError
 from isthmus.net.poller import CARRIED_BYTES, CIPHER_BYTES, Poller
 from isthmus.net.raw import MOST_LAST_READS, RawSocket
 from isthmus.net.tls import TlsSocket
-
-
-class Carried(Protocol):
-    """The interface of a session for its carrier."""
-
-    def heard(self) -> None:
-        """Bytes arrived."""
-
-    def receive(self, view: memoryview) -> None:
-        """Process received bytes; raises ProtocolError."""
-
-    def flush(self) -> None:
-        """Write what this batch of events produced."""
-
-    def resume(self) -> None:
-        """The carrier has room again."""
+from isthmus.tunnel.session import Carried
 
 
 class CarrierOwner(Protocol):

@@ -19,7 +19,7 @@ from typing import Protocol
 from isthmus.errors import ProtocolError
 from isthmus.tunnel.budget import Account
 from isthmus.tunnel.limits import KIB, MIB
-from isthmus.tunnel.session import Carrier, Session
+from isthmus.tunnel.session import Carried, Carrier, Session
 
 #: Control frames go out even while data is held back, or two full sides would wait for each other's
 #: acknowledgements for ever. An honest peer acknowledges long before this much of them is kept.
@@ -32,16 +32,7 @@ _FREE_BYTES, _STEP_BYTES = 2 * KIB, 64 * KIB
 _LOW_BITS = 0xFFFFFFFF
 
 
-class Carried(Protocol):
-    """What a connection feeds: the session, or this carrier while it sends again."""
-
-    def heard(self) -> None: ...
-    def receive(self, view: memoryview) -> None: ...
-    def flush(self) -> None: ...
-    def resume(self) -> None: ...
-
-
-class Connection(Carrier, Protocol):
+class SessionConnection(Carrier, Protocol):
     """One connection below a session, which feeds what it reads to ``session``."""
 
     session: Carried | None
@@ -92,9 +83,9 @@ class ReplaceableCarrier:
         "session",
     )
 
-    def __init__(self, connection: Connection, session: Session, account: Account) -> None:
+    def __init__(self, connection: SessionConnection, session: Session, account: Account) -> None:
         """``account`` pays for what is kept, until ``close``."""
-        self._connection: Connection | None = connection
+        self._connection: SessionConnection | None = connection
         self._account = account.join()
         self._charged_bytes = 0
         self._clock: PausableClock | None = None
@@ -192,6 +183,14 @@ class ReplaceableCarrier:
         elif ahead < 1 << 31:
             raise ProtocolError(f"link: a ping acknowledges {ahead} bytes that were not sent")
 
+    def pays_by(self, account: Account) -> None:
+        """Another account pays from now on: the peer has shown who it is."""
+        before, self._account = self._account, account.join()
+        if self._charged_bytes:
+            self._account.hold(self._charged_bytes)
+            before.give_back(self._charged_bytes)
+        before.close()
+
     # Replacing the connection.
 
     def detach(self) -> int:
@@ -214,7 +213,7 @@ class ReplaceableCarrier:
         """Everything after this offset is still kept, and it was sent."""
         return self.acknowledged <= offset <= self.sent
 
-    def attach(self, connection: Connection, offset: int) -> None:
+    def attach(self, connection: SessionConnection, offset: int) -> None:
         """Go on by this connection; the peer has everything before ``offset``.
 
         Raises:

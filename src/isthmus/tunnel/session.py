@@ -42,6 +42,22 @@ from isthmus.wire.yamux import (
 LAST_ID = 2**31 - 1
 
 
+class Carried(Protocol):
+    """A session, as its carrier sees it."""
+
+    def heard(self) -> None:
+        """Bytes arrived."""
+
+    def receive(self, view: memoryview) -> None:
+        """Take them; raises ProtocolError."""
+
+    def flush(self) -> None:
+        """Write out what this batch of events made."""
+
+    def resume(self) -> None:
+        """There is room for more."""
+
+
 class Carrier(Protocol):
     """The interface that a session needs from the connection below it."""
 

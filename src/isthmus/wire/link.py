@@ -22,16 +22,17 @@ from isthmus.text.text_limits import (
     MAX_NAME_BYTES,
     MAX_NETWORK_CHARS,
     MAX_SERVER_ID_CHARS,
+    MAX_TOKEN_CHARS,
     MAX_TRACEPARENT_CHARS,
     MAX_TRACESTATE_CHARS,
     MAX_VERSION_CHARS,
     cut,
     first_too_long,
 )
-from isthmus.wire.link_pb2 import Control, Dial, DialResult, Refusal, Welcome
+from isthmus.wire.link_pb2 import Control, Dial, DialResult, Refusal, Resume, Resumed, Welcome
 
 MAX_MESSAGE_BYTES = 64 * 1024
-_PREFIX_BYTES = 4
+MESSAGE_PREFIX_BYTES = 4
 
 #: Texts that decide something: a longer one is a protocol error. links/talk.py checks the texts
 #: of a Hello, so that the agent is told the reason; a long host fails its dial.
@@ -47,6 +48,7 @@ _REFUSED: dict[type[Message], tuple[tuple[str, int], ...]] = {
         ("tracestate", MAX_TRACESTATE_CHARS),
     ),
     Welcome: (("server_id", MAX_SERVER_ID_CHARS),),
+    Resume: (("bearer_token", MAX_TOKEN_CHARS),),
 }
 #: Texts that are only displayed.
 _CUT: dict[type[Message], tuple[tuple[str, int], ...]] = {
@@ -57,6 +59,7 @@ _CUT: dict[type[Message], tuple[tuple[str, int], ...]] = {
     ),
     Welcome: (("version", MAX_VERSION_CHARS),),
     Refusal: (("reason", MAX_DETAIL_CHARS),),
+    Resumed: (("refusal", MAX_DETAIL_CHARS),),
 }
 #: In a message this short no text can be too long: most are, and need no further check.
 _SHORT_BYTES = min(most for fields in (*_REFUSED.values(), *_CUT.values()) for _, most in fields)
@@ -73,7 +76,7 @@ FROM_WIRE = {number: failure for failure, number in TO_WIRE.items()}
 def to_bytes(message: Message, known: bytes = b"") -> bytes:
     """Write one length-prefixed message; ``known`` are fields that are already encoded."""
     body = known + message.SerializeToString()
-    return len(body).to_bytes(_PREFIX_BYTES, "big") + body
+    return len(body).to_bytes(MESSAGE_PREFIX_BYTES, "big") + body
 
 
 def take_message(buffer: bytearray, kind: type[M]) -> M | None:
@@ -84,17 +87,17 @@ def take_message(buffer: bytearray, kind: type[M]) -> M | None:
     Raises:
         ProtocolError: too long, or not a message of this kind.
     """
-    if len(buffer) < _PREFIX_BYTES:
+    if len(buffer) < MESSAGE_PREFIX_BYTES:
         return None
-    size = int.from_bytes(buffer[:_PREFIX_BYTES], "big")
-    most = MAX_MESSAGE_BYTES if kind is Control else MAX_DIAL_BYTES
+    size = int.from_bytes(buffer[:MESSAGE_PREFIX_BYTES], "big")
+    most = MAX_DIAL_BYTES if kind is Dial or kind is DialResult else MAX_MESSAGE_BYTES
     if size > most:
         raise ProtocolError(f"link: message of {size} bytes, at most {most}")
-    end = _PREFIX_BYTES + size
+    end = MESSAGE_PREFIX_BYTES + size
     if len(buffer) < end:
         return None
     try:
-        message = kind.FromString(bytes(buffer[_PREFIX_BYTES:end]))
+        message = kind.FromString(bytes(buffer[MESSAGE_PREFIX_BYTES:end]))
     except DecodeError as exc:
         raise ProtocolError(f"link: not a {kind.__name__} message") from exc
     del buffer[:end]

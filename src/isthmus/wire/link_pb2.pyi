@@ -17,7 +17,7 @@ URGENT: TrafficClass
 BULK: TrafficClass
 
 class Control(_message.Message):
-    __slots__ = ("hello", "welcome", "refusal", "membership", "drain", "load", "ended")
+    __slots__ = ("hello", "welcome", "refusal", "membership", "drain", "load", "ended", "received")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
@@ -25,6 +25,7 @@ class Control(_message.Message):
     DRAIN_FIELD_NUMBER: _ClassVar[int]
     LOAD_FIELD_NUMBER: _ClassVar[int]
     ENDED_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     welcome: Welcome
     refusal: Refusal
@@ -32,10 +33,11 @@ class Control(_message.Message):
     drain: Drain
     load: Load
     ended: Ended
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ...) -> None: ...
+    received: Received
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., membership: _Optional[_Union[Membership, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., load: _Optional[_Union[Load, _Mapping]] = ..., ended: _Optional[_Union[Ended, _Mapping]] = ..., received: _Optional[_Union[Received, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("agent_id", "identifiers", "labels", "network", "version", "token", "features", "relay")
+    __slots__ = ("agent_id", "identifiers", "labels", "network", "version", "token", "features", "relay", "resumes", "instance")
     class LabelsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +53,8 @@ class Hello(_message.Message):
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
     RELAY_FIELD_NUMBER: _ClassVar[int]
+    RESUMES_FIELD_NUMBER: _ClassVar[int]
+    INSTANCE_FIELD_NUMBER: _ClassVar[int]
     agent_id: str
     identifiers: str
     labels: _containers.ScalarMap[str, str]
@@ -59,10 +63,12 @@ class Hello(_message.Message):
     token: str
     features: _containers.RepeatedScalarFieldContainer[str]
     relay: bool
-    def __init__(self, agent_id: _Optional[str] = ..., identifiers: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., network: _Optional[str] = ..., version: _Optional[str] = ..., token: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., relay: _Optional[bool] = ...) -> None: ...
+    resumes: bool
+    instance: str
+    def __init__(self, agent_id: _Optional[str] = ..., identifiers: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ..., network: _Optional[str] = ..., version: _Optional[str] = ..., token: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., relay: _Optional[bool] = ..., resumes: _Optional[bool] = ..., instance: _Optional[str] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("server_id", "server_count", "servers", "stream_window", "max_streams", "version", "features")
+    __slots__ = ("server_id", "server_count", "servers", "stream_window", "max_streams", "version", "features", "link", "resume_token", "resume_s")
     SERVER_ID_FIELD_NUMBER: _ClassVar[int]
     SERVER_COUNT_FIELD_NUMBER: _ClassVar[int]
     SERVERS_FIELD_NUMBER: _ClassVar[int]
@@ -70,6 +76,9 @@ class Welcome(_message.Message):
     MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FEATURES_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    RESUME_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    RESUME_S_FIELD_NUMBER: _ClassVar[int]
     server_id: str
     server_count: int
     servers: _containers.RepeatedScalarFieldContainer[str]
@@ -77,7 +86,42 @@ class Welcome(_message.Message):
     max_streams: int
     version: str
     features: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, server_id: _Optional[str] = ..., server_count: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., stream_window: _Optional[int] = ..., max_streams: _Optional[int] = ..., version: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ...) -> None: ...
+    link: bytes
+    resume_token: bytes
+    resume_s: int
+    def __init__(self, server_id: _Optional[str] = ..., server_count: _Optional[int] = ..., servers: _Optional[_Iterable[str]] = ..., stream_window: _Optional[int] = ..., max_streams: _Optional[int] = ..., version: _Optional[str] = ..., features: _Optional[_Iterable[str]] = ..., link: _Optional[bytes] = ..., resume_token: _Optional[bytes] = ..., resume_s: _Optional[int] = ...) -> None: ...
+
+class Received(_message.Message):
+    __slots__ = ("offset",)
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    offset: int
+    def __init__(self, offset: _Optional[int] = ...) -> None: ...
+
+class Resume(_message.Message):
+    __slots__ = ("link", "token", "epoch", "received", "bearer_token")
+    LINK_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    BEARER_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    link: bytes
+    token: bytes
+    epoch: int
+    received: int
+    bearer_token: str
+    def __init__(self, link: _Optional[bytes] = ..., token: _Optional[bytes] = ..., epoch: _Optional[int] = ..., received: _Optional[int] = ..., bearer_token: _Optional[str] = ...) -> None: ...
+
+class Resumed(_message.Message):
+    __slots__ = ("received", "next_token", "refusal", "later")
+    RECEIVED_FIELD_NUMBER: _ClassVar[int]
+    NEXT_TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    LATER_FIELD_NUMBER: _ClassVar[int]
+    received: int
+    next_token: bytes
+    refusal: str
+    later: bool
+    def __init__(self, received: _Optional[int] = ..., next_token: _Optional[bytes] = ..., refusal: _Optional[str] = ..., later: _Optional[bool] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("reason",)

@@ -1,4 +1,4 @@
-"""The replaceable carrier: offsets and acknowledgements, what is kept, and time that stands still."""
+"""The replaceable carrier: offsets, acknowledgements, what is kept, and time that stands still."""
 
 from __future__ import annotations
 

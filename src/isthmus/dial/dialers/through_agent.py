@@ -35,6 +35,9 @@ from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 
 MOST_TRIES = 3
+#: How long a dial waits for a link to get its connection back, and how often it looks.
+WAIT_S = 5.0
+_LOOK_FOR_LINK_S = 0.1
 #: How often pending dials are checked: a link has one tick per second.
 _LOOK_S = 1.0
 #: Answers of another server that mean that nothing was done and another may be asked.
@@ -154,6 +157,8 @@ class AgentDial:
             self._dialer.retried()
 
     def _nobody_left(self) -> None:
+        if self._may_wait():
+            return
         if any(link.full for link in self.agents):
             self._fail(DialFailure.TOO_MANY, "every link is full")
         elif self._tried:
@@ -164,6 +169,19 @@ class AgentDial:
             if self._asked:
                 detail = f"{detail or 'none here'}, and other servers could not help"
             self._fail(DialFailure.NO_AGENT, detail)
+
+    def _may_wait(self) -> bool:
+        """Wait a little for an agent that has lost its connection, if there is no other."""
+        waiting = [link for link in self.agents if link.suspended]
+        if not waiting or time.monotonic() - self.started_at >= WAIT_S:
+            return False
+        self._tried = [link for link in self._tried if link not in waiting]
+        self._dialer.loop.call_later(_LOOK_FOR_LINK_S, self._look_again)
+        return True
+
+    def _look_again(self) -> None:
+        if self.who is not None and self._stream is None:
+            self.attempt()
 
     def look_elsewhere(self) -> None:
         """Ask another link if the asked one has gone silent since, and another is usable.

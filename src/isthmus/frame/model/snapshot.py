@@ -41,6 +41,7 @@ class LinkState(Enum):
     GREETING = "greeting"
     OPEN = "open"
     STUCK = "stuck"
+    SUSPENDED = "suspended"
     DRAINING = "draining"
 
 
@@ -76,7 +77,8 @@ class LinkView:
     ``peer_id`` is the agent's id on a server and the server's id on an agent; ``peer_version`` is
     empty where it does not say, as konnectivity's own. Window growth is what
     receiving streams have above the window they began with, now and at most so far; none by gRPC,
-    which has no window per connection.
+    which has no window per connection. ``resumes`` is how often the link continued on another
+    connection, ``kept_bytes`` what it keeps to send again.
     """
 
     id: int
@@ -93,6 +95,8 @@ class LinkView:
     received_bytes: int
     window_growth_bytes: int
     window_growth_peak_bytes: int
+    resumes: int = 0
+    kept_bytes: int = 0
 
 
 @merges(

@@ -69,6 +69,8 @@ class Gauges:
     pending_dials: Callable[[], int] = _zero
     tunnels: Callable[[], int] = _zero
     links: Callable[[], int] = _zero
+    suspended_links: Callable[[], int] = _zero
+    kept_bytes: Callable[[], int] = _zero
     held_bytes: Callable[[], int] = _zero
     reload_failures: Callable[[], int] = _zero
     draining: Callable[[], int] = _zero
@@ -114,6 +116,7 @@ class ProgramMetrics:
         self.endings = dict.fromkeys(Ending, 0)
         self.link_failures = dict.fromkeys(LinkStage, 0)
         self.links_opened = 0
+        self.link_suspensions = self.link_resumes = 0
         self.bytes_to_target = 0
         self.bytes_to_client = 0
         self.streams_reset_for_budget = 0
@@ -290,6 +293,28 @@ class ProgramMetrics:
                 f"{ours}links_opened_total",
                 "Links opened, with a successful handshake.",
                 one(lambda: self.links_opened),
+            ),
+            gauge(
+                f"{ours}suspended_links",
+                "Links that lost their connection and wait for another one.",
+                one(lambda: gauges.suspended_links()),
+                merge=Merge.SUM,
+            ),
+            counter(
+                f"{ours}link_suspensions_total",
+                "Links that lost their connection and kept their tunnels.",
+                one(lambda: self.link_suspensions),
+            ),
+            counter(
+                f"{ours}link_resumes_total",
+                "Links that continued on another connection.",
+                one(lambda: self.link_resumes),
+            ),
+            gauge(
+                f"{ours}kept_bytes",
+                "Bytes sent on links and not acknowledged yet, kept to be sent again.",
+                one(lambda: gauges.kept_bytes()),
+                merge=Merge.SUM,
             ),
             counter(
                 f"{ours}link_failures_total",

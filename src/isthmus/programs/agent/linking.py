@@ -17,8 +17,10 @@ from isthmus.links.agent_side import (
     ServerHooks,
     ServerLink,
     connect,
+    reach,
 )
 from isthmus.links.link import LinkTerms
+from isthmus.links.resuming import ResumeAttempt, resume_by
 from isthmus.links.talk import Incoming
 from isthmus.logs import OncePer
 from isthmus.net.connect import Address
@@ -119,7 +121,7 @@ class Linking:
         self._terms = terms
         self._context = context
         self._greeting = greeting
-        self._on_dial = on_dial
+        self.on_dial = on_dial
         self.metrics = metrics
         self._once = once
         self._alpn = tuple(alpn)
@@ -134,13 +136,10 @@ class Linking:
         addresses: ServerAddresses,
         address: ServerAddress,
         asked: ServerId | None,
-        *,
-        claim: Callable[[ServerLink], bool],
-        on_membership: Callable[[], None],
+        hooks: ServerHooks,
     ) -> ServerLink | None:
         """Link the requested server, or any; None on failure."""
         alpn = self._alpn if asked is None else (alpn_asking_for(asked), *self._alpn)
-        hooks = ServerHooks(on_dial=self._on_dial, claim=claim, on_membership=on_membership)
         try:
             opening = LinkOpening(
                 context=self._context(),
@@ -159,6 +158,42 @@ class Linking:
             self._once, "cannot link to the server", about=_shown(address[0], asked), reason=reason
         )
         return None
+
+    async def resume(
+        self, link: ServerLink, addresses: ServerAddresses, address: ServerAddress
+    ) -> None:
+        """Have a link that lost its connection go on by this address.
+
+        Raises:
+            NotResumedError: it does not.
+            LinkError: nobody can be reached there.
+        """
+        through = addresses.through(address)
+        terms = self._terms
+        if through is not None:
+            sock = await through()
+        else:
+            sock = await reach(terms.loop, terms.poller, address[0])
+        try:
+            attempt = ResumeAttempt(
+                terms,
+                link,
+                sock,
+                context=self._context(),
+                server_hostname=address[1],
+                bearer_token=self._greeting().token,
+            )
+        except BaseException:
+            terms.poller.close(sock)
+            raise
+        await resume_by(attempt)
+
+    def say_not_resumed(self, link: ServerLink, address: ServerAddress, why: str) -> None:
+        """Say now and then that a link could not go on."""
+        _say(
+            self._once, "cannot resume the link", about=_shown(address[0], link.server_id),
+            reason=why,
+        )  # fmt: skip
 
 
 def _say(once: OncePer, message: str, *, about: str, reason: str) -> None:

@@ -184,6 +184,7 @@ class ServerLinks(Part):
             limits=with_keepalive(Limits(), settings.keepalive_time_s),
             budget=ground.budget,
             only=settings.link,
+            resume_s=1.0,
             packets=self._packets,
         )
         linking = Linking(
@@ -245,6 +246,8 @@ class ServerLinks(Part):
     def start(self) -> None:
         gauges = self._ground.metrics.gauges
         gauges.links = lambda: len(self.links)
+        gauges.suspended_links = lambda: sum(link.suspended for link in self.open_links)
+        gauges.kept_bytes = lambda: sum(link.kept_bytes for link in self.open_links)
         gauges.held_bytes = lambda: sum(link.held_bytes for link in self.open_links)
         gauges.packets = lambda: {
             "from_agent": self._packets.sent,

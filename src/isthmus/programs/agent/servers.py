@@ -23,11 +23,12 @@ from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 
 from isthmus.frame.observe.program import ProgramMetrics
-from isthmus.links.agent_side import ServerLink
+from isthmus.links.agent_side import ServerHooks, ServerLink
 from isthmus.links.link import GOODBYE_S
 from isthmus.logs import log
 from isthmus.programs.agent import rules_servers as mesh
 from isthmus.programs.agent.linking import Linking, ServerAddress, ServerAddresses
+from isthmus.programs.agent.resuming import STAND_IN_S, Resuming
 from isthmus.programs.agent.rules_servers import AskingTurns
 from isthmus.text.pacing import Backoff
 from isthmus.values import ServerId
@@ -64,11 +65,13 @@ class LinkTable:
         self.asking_anew = AskingTurns(backoff, most=mesh.MOST_SERVERS)
         self.draining = False
         self.links: dict[ServerId, ServerLink] = {}
+        #: Those that lost their connection, and whose servers are to be linked anew.
+        self.waiting: set[ServerLink] = set()
 
     @property
     def open_links(self) -> list[ServerLink]:
         """Every open, welcomed link, including those that take no new dials."""
-        return [*self.links.values(), *self.spare]
+        return [*self.links.values(), *self.waiting, *self.spare]
 
     @property
     def known_count(self) -> int:
@@ -109,6 +112,8 @@ class LinkTable:
         linked = self.links.get(link.server_id)
         if linked is not None and not linked.ready:
             self.spare.add(linked)  # it is closing
+        elif linked is not None and linked.suspended:
+            self.waiting.add(linked)
         elif linked is not None:
             if mesh.may_end_soon(link, self.links) or link.server_id not in self.unsure:
                 self.spare.add(link)
@@ -127,7 +132,31 @@ class LinkTable:
         self.tell_change()
         return True
 
+    def stand_in(self, link: ServerLink) -> None:
+        """A link has been without a connection for long: let another one take new dials."""
+        if link.suspended and self.links.get(link.server_id) is link:
+            del self.links[link.server_id]
+            self.waiting.add(link)
+            self.asking.lost(link.server_id, now=self._loop.time())
+            self.tell_change()
+
+    def resumed(self, link: ServerLink) -> None:
+        """A link has a connection again; if another took its place, it only ends its tunnels."""
+        self._metrics.link_resumes += 1
+        log(
+            _log, logging.INFO, "link resumed", server_id=link.server_id,
+            address=link.peer_address, tunnels=link.load,
+        )  # fmt: skip
+        if link in self.waiting:
+            self.waiting.discard(link)
+            if link.server_id in self.links:
+                self.spare.replace(link)
+            else:
+                self.links[link.server_id] = link
+        self.tell_change()
+
     def _ended(self, link: ServerLink) -> None:
+        self.waiting.discard(link)
         if self.links.get(link.server_id) is link:
             del self.links[link.server_id]
             self.asking.lost(link.server_id, now=self._loop.time())
@@ -253,6 +282,17 @@ class Servers:
         self._answering: set[ServerAddress] = set()
         self._kept: set[ServerAddress] = set()  # where the keeper has its link
         self._turn = 0
+        self._hooks = ServerHooks(
+            on_dial=linking.on_dial,
+            claim=self._table.claim,
+            on_membership=self._table.tell_change,
+            on_suspended=self._suspended,
+            on_resumed=self._table.resumed,
+        )
+        self._resuming = Resuming(
+            linking, addresses, known=lambda: sorted(self._current), metrics=linking.metrics
+        )
+        self._tasks: asyncio.TaskGroup | None = None
 
     @property
     def links(self) -> dict[ServerId, ServerLink]:
@@ -289,6 +329,7 @@ class Servers:
         keepers: dict[tuple[ServerAddress, Work], asyncio.Task[None]] = {}
         backoff = self._backoff()
         async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
             while not self._table.draining:
                 addresses = await self._addresses.find()
                 if set(addresses) != self._current:
@@ -305,6 +346,15 @@ class Servers:
                 if addresses:
                     backoff.reset()
                 await self._table.wait_change(_RESOLVE_AGAIN_S if addresses else backoff.next_s())
+
+    def _suspended(self, link: ServerLink, why: str) -> None:
+        """A link lost its connection: find it another one."""
+        if self._tasks is None or self._table.draining:
+            link.lost(why)
+            return
+        self._tasks.create_task(self._resuming.resume(link, why), name=f"resume:{link.server_id}")
+        self._loop.call_later(STAND_IN_S, self._table.stand_in, link)
+        self._table.tell_change()
 
     def _wanted(self, addresses: Sequence[ServerAddress]) -> list[tuple[ServerAddress, Work]]:
         """One keeper for each address; others while servers are missing that may be behind it.
@@ -461,10 +511,7 @@ class Servers:
         The result decides whether other tasks use the address as well. A refusal
         does not count as unreachable while the keeper has its link and would not retry.
         """
-        link = await self._linking.link(
-            self._addresses, address, asked,
-            claim=self._table.claim, on_membership=self._table.tell_change,
-        )  # fmt: skip
+        link = await self._linking.link(self._addresses, address, asked, self._hooks)
         answers = link is not None
         gone = not answers and asked is None and address not in self._kept
         if (answers or gone) and answers != (address in self._answering):

@@ -131,6 +131,11 @@ class Admission(Part):
         self._reviews[link] = review
         review.add_done_callback(lambda _: self._reviews.pop(link, None))
 
+    def moved(self, connection: AgentLink, link: AgentLink) -> None:
+        """A link goes on by another connection, whose token was reviewed."""
+        if self.tokens is not None:
+            self.tokens.moved(connection, link)
+
     def left(self, link: AgentLink) -> None:
         """An agent is gone: stop reviewing its token."""
         review = self._reviews.get(link)
@@ -276,6 +281,12 @@ class TokenWatch:
         left_s = ends.timestamp() - self._wall_clock() if ends is not None else None
         held = _Held(token=token, due=now, expires=now + left_s if left_s is not None else None)
         self._plan(link, held, now)
+
+    def moved(self, connection: AgentLink, link: AgentLink) -> None:
+        """The token that was shown on this connection is that of a link from now on."""
+        held = self._held.pop(connection, None)
+        if held is not None:
+            self._held[link] = held
 
     def _plan(self, link: AgentLink, held: _Held, now: float) -> None:
         """Schedule the next review; without one, drop the token."""

@@ -103,6 +103,8 @@ class AgentLinks(Part):
     def start(self) -> None:
         door, gauges = self._door, self._ground.metrics.gauges
         gauges.links = lambda: len(door.agents)
+        gauges.suspended_links = lambda: len(door.resumable)
+        gauges.kept_bytes = lambda: sum(link.kept_bytes for link in door.links)
         gauges.held_bytes = lambda: sum(link.held_bytes for link in door.links)
         gauges.ready_agents = lambda: self._agent_count
         gauges.ready_by_strategy = door.agents.ready_by_strategy

@@ -43,12 +43,13 @@ from isthmus.net.rules_slots import (
 from isthmus.programs.server.admission import Admission
 from isthmus.programs.server.hand_on import HandingOn, Peers
 from isthmus.programs.server.metrics import ServerMetrics, TlsPort
+from isthmus.programs.server.resuming import ResumableLinks
 from isthmus.programs.server.settings import ServerSettings
 from isthmus.programs.server.tls import refusal_of
 from isthmus.settings.gates import CLUSTER_TO_MASTER, FLAG
 from isthmus.tunnel.limits import Limits, with_keepalive
 from isthmus.values import AgentId, ServerId
-from isthmus.wire.alpn import RELAY_ALPN, alpn_asking_for, is_askable
+from isthmus.wire.alpn import RELAY_ALPN, alpn_asking_for, alpn_resuming, is_askable
 
 _log = logging.getLogger("isthmus.server")
 _audit = logging.getLogger("isthmus.audit")
@@ -126,10 +127,22 @@ class AgentDoor:
             budget=ground.budget,
             only=settings.link,
             process=PROCESS,
+            resume_s=settings.link_resume_timeout_s,
+        )
+        self.resumable = ResumableLinks(
+            loop,
+            admit=self._admit,
+            moved=self._moved,
+            budget=ground.budget,
+            metrics=metrics,
+            once=once,
         )
         self._hooks = AgentHooks(
             membership=self._membership,
             on_ready=self._ready,
+            on_resume=self.resumable.resume,
+            on_suspended=self.resumable.suspended,
+            on_resumed=self.resumable.resumed,
             on_dial=refuse_dial,
             on_closed=self._gone,
             admit=self._admit,
@@ -172,8 +185,11 @@ class AgentDoor:
         alpn = self._settings.agent_alpn
         if self._settings.relay.peer_relay_name:
             alpn = (*alpn, RELAY_ALPN)  # last: a relaying server offers nothing else
-        by_id = self._settings.link != "grpc" and is_askable(self._id)
-        return (alpn_asking_for(self._id), *alpn) if by_id else alpn
+        if self._settings.link == "grpc" or not is_askable(self._id):
+            return alpn
+        if self.terms.resume_s:
+            alpn = (alpn_resuming(self._id), *alpn)
+        return alpn_asking_for(self._id), *alpn
 
     @property
     def listeners(self) -> Sequence[Listener]:
@@ -349,6 +365,10 @@ class AgentDoor:
             )  # fmt: skip
         decided(refusal, Unwelcome.NOT_ENTITLED)
 
+    def _moved(self, connection: AgentLink, link: AgentLink) -> None:
+        assert self._admission is not None
+        self._admission.moved(connection, link)
+
     def _lost(self, sock: socket.socket, late: bool) -> None:
         """A connection ended or timed out before it became a link."""
         stage = LinkStage.TIMED_OUT if late else LinkStage.LOST
@@ -398,6 +418,7 @@ class AgentDoor:
                 other=others[0].peer_address,
             )  # fmt: skip
         others.append(link)
+        self.resumable.add(link)
         self.agents.add(link)
         self._count_agents()
         self._metrics.link_opened()
@@ -429,6 +450,10 @@ class AgentDoor:
             self._admission.left(link)
         self._by_id.pop(link.id, None)
         was_ready = link.was_ready
+        self.resumable.gone(link)
+        if link.gave_way:
+            self.allowance.give_back(link.source, STRANGER_S)
+            return
         self.relays.discard(link)
         self._no_longer_agent(link)
         if link.failure is not None:

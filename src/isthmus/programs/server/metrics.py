@@ -153,6 +153,17 @@ class HandOn(Enum):
     LOOP = "that server's address leads back to this one"
 
 
+class ResumeRefusal(Enum):
+    """Why a connection did not resume a link."""
+
+    UNKNOWN = "no such link"
+    TOKEN = "the token is not that of the link"
+    IDENTITY = "the agent is not the one whose link it is"
+    ADMISSION = "the agent is not admitted any more"
+    LATER = "the agent cannot be admitted now"
+    OFFSET = "the link cannot go on from there"
+
+
 class GoDialFailure(Enum):
     """The reasons of konnectivity's dial_failure_count that can occur here."""
 
@@ -193,11 +204,13 @@ class ServerMetrics(ProgramMetrics):
         ("`reason` of `tls_refused_total`", TlsRefusal),
         ("`reason` of the server's `connections_refused_total`", AdmissionRefusal),
         ("`result` of `agent_connections_handed_on_total`", HandOn),
+        ("`reason` of `resumes_refused_total`", ResumeRefusal),
         ("`result` of `relayed_dials_total`", Relayed),
         ("`when` of `dial_retries_total`", Retried),
     )
 
     def __init__(self) -> None:
+        self.resumes_refused = dict.fromkeys(ResumeRefusal, 0)
         self.connections = Histogram(CONNECTION_BUCKETS_S)
         self.go_dial_failures = dict.fromkeys(GoDialFailure, 0)
         self.tls_refusals = {(port, why): 0 for port in TlsPort for why in TlsRefusal}
@@ -439,6 +452,12 @@ class ServerMetrics(ProgramMetrics):
                 "Requests refused by a frontend before a dial, by HTTP status.",
                 by_name(self.requests_refused),
                 ("status",),
+            ),
+            counter(
+                "isthmus_server_resumes_refused_total",
+                "Connections by which an agent wanted to resume a link and could not, by reason.",
+                by_enum(self.resumes_refused),
+                ("reason",),
             ),
             counter(
                 "isthmus_server_agent_connections_handed_on_total",

@@ -250,6 +250,14 @@ class ServerSettings(CarrierSettings):
         "latest",
         group=_LIMITS,
     )
+    link_resume_timeout_s: float = option(
+        60.0,
+        help="How long to keep the tunnels of an agent that lost its connection; 0 resets them at "
+        "once",
+        unit="seconds",
+        group=_LIMITS,
+        go=OURS,
+    )
     frontend_keepalive_time_s: float = option(
         3600.0,
         help="Ping a gRPC client after it was silent for this long",

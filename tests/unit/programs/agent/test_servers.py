@@ -712,11 +712,11 @@ def test_one_that_is_silent_keeps_nobody_from_the_others(
         link, answer = servers._linking.link, asyncio.Event()
 
         async def slowly(
-            addresses: ServerAddresses, at: ServerAddress, asked: ServerId | None, **more: Any
+            addresses: ServerAddresses, at: ServerAddress, asked: ServerId | None, hooks: Any
         ) -> ServerLink | None:
             if asked == "silent":
                 await answer.wait()
-            return await link(addresses, at, asked, **more)
+            return await link(addresses, at, asked, hooks)
 
         servers._linking.link = slowly  # type: ignore[method-assign]
         async with keeping(servers):
