@@ -7,17 +7,14 @@ import logging
 import socket
 import ssl
 import struct
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import hpack
 import pytest
+from authorities import Authority, Pair
 from clients import LIMIT_S, TlsClient, ask, head_for
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from grpc_clients import GrpcCall
 from stack import Stack
 
@@ -38,13 +35,6 @@ from isthmus.wire.link_pb2 import Control, Hello
 RELAY = "relay.isthmus.internal"
 REFUSED = (ssl.SSLError, OSError, EOFError, AssertionError, http.client.HTTPException)
 PORTS = ("agent", "agent by gRPC", "relay", "frontend", "frontend by gRPC", "admin")
-
-
-class Pair(NamedTuple):
-    """A certificate and its key; empty: none is shown."""
-
-    cert: str = ""
-    key: str = ""
 
 
 NOBODY = Pair()
@@ -244,43 +234,6 @@ def test_with_one_authority_the_marks_of_pki_tell_them_apart(
             "another server": set(),
         }
     assert caplog.text.count("trust the same authority") == 2  # what else it signed may be unmarked
-
-
-class Authority:
-    """A CA of somebody else, whose certificates say nothing of Isthmus and are good for all."""
-
-    def __init__(self, files: pki.PkiFiles, directory: Path) -> None:
-        self._issuer = x509.load_pem_x509_certificate(files.ca_cert.read_bytes())
-        key = serialization.load_pem_private_key(files.ca_key.read_bytes(), None)
-        assert isinstance(key, ec.EllipticCurvePrivateKey)
-        self._key = key
-        self._directory = directory
-        directory.mkdir()
-
-    def issue(self, name: str, *sans: x509.GeneralName) -> Pair:
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = [x509.NameAttribute(NameOID.COMMON_NAME, name)] if name else []
-        now = datetime.now(UTC)
-        builder = (
-            x509.CertificateBuilder()
-            .subject_name(x509.Name(subject))
-            .issuer_name(self._issuer.subject)
-            .public_key(key.public_key())
-            .serial_number(x509.random_serial_number())
-            .not_valid_before(now - timedelta(hours=1))
-            .not_valid_after(now + timedelta(hours=1))
-        )
-        if sans:
-            builder = builder.add_extension(x509.SubjectAlternativeName(sans), critical=not name)
-        pem = serialization.Encoding.PEM
-        path = self._directory / f"{len(list(self._directory.iterdir()))}"
-        certificate = builder.sign(self._key, hashes.SHA256()).public_bytes(pem)
-        secret = key.private_bytes(
-            pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
-        path.with_suffix(".crt").write_bytes(certificate)
-        path.with_suffix(".key").write_bytes(secret)
-        return Pair(str(path.with_suffix(".crt")), str(path.with_suffix(".key")))
 
 
 def test_with_one_authority_of_somebody_else_names_tell_them_apart(

@@ -84,9 +84,8 @@ class CuttingRelay:
         pair = (writer, far_writer)
         self._pairs.add(pair)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._pass(reader, far_writer))
-                tasks.create_task(self._pass(far_reader, writer))
+            with contextlib.suppress(asyncio.CancelledError):  # only at the end of the relay
+                await asyncio.gather(self._pass(reader, far_writer), self._pass(far_reader, writer))
         finally:
             self._pairs.discard(pair)
             for each in pair:
@@ -99,8 +98,8 @@ class CuttingRelay:
                 writer.write(data)
                 self.passed_bytes += len(data)
                 await writer.drain()
-            if writer.can_write_eof():
-                writer.write_eof()
+            await self._flows.wait()
+            writer.write_eof()
 
     async def _close(self) -> None:
         self._flows.set()

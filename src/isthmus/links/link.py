@@ -414,6 +414,8 @@ class Link:
     @property
     def unsent(self) -> bool:
         """Whether data has not been passed to the kernel yet."""
+        if self.suspended_at is not None:  # nobody waits for a connection that may never come
+            return False
         return self.carrier.out_bytes > 0 or (self.talk is not None and self.talk.unsent)
 
     # Dials.

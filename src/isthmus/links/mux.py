@@ -127,6 +127,7 @@ class MuxTalk:
         if link.terms.resume_s > 0 and not self.relays:
             self.replaceable = ReplaceableCarrier(link.carrier, self.session, link.account)
         self._acknowledged = 0  # to the peer
+        self._data_end = 0  # the offset behind the last data that was sent
         self.session.first_update_bytes = STREAM_WINDOW_BYTES // 2
 
     # State.
@@ -262,8 +263,12 @@ class MuxTalk:
         if replaceable is not None and self.link.lasting is self:
             if session.received_bytes - self._acknowledged > session.quiet_bytes:
                 self._acknowledge()
-            # Whether the connection still works shows only in an answer.
-            if replaceable.sent > replaceable.acknowledged and self.silent_s > QUIET_S:
+            # Whether the connection still works shows only in an answer. What an idle link sends,
+            # pings and acknowledgements, asks for none.
+            if session.sent_data:
+                session.sent_data = False
+                self._data_end = replaceable.sent
+            if replaceable.acknowledged < self._data_end and self.silent_s > QUIET_S:
                 session.ping()
             if replaceable.overfull:
                 self.link.lost("peer acknowledges nothing", LinkStage.PROTOCOL)
@@ -293,7 +298,9 @@ class MuxTalk:
         self._acknowledged = session.received_bytes
         session.quiet_bytes = 0
         session.tell_received_at = self._acknowledged + session.limits.acknowledge_every_bytes
+        sent_data = session.sent_data
         self.tell(Control(received=Received(offset=self._acknowledged)))
+        session.sent_data = sent_data
 
     @property
     def silent_s(self) -> float:

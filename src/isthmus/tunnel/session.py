@@ -115,6 +115,7 @@ class Session:
         self._waking = False
         self._blocked = False
         self.holds_back = False
+        self.sent_data = False  # since somebody last asked, who sets it back
         self.control: Stream | None = None  # it goes on while data is held back
         self._turns: ClassTurns[Stream] = ClassTurns()
         # In: how much came, and what to tell whom when it is so much; a header cut in two, or the
@@ -234,6 +235,7 @@ class Session:
         if size:
             out.append(data)
             self.room -= size
+            self.sent_data = True
         if self._blocked:
             self._count_control()
         elif not self._waking:
@@ -245,6 +247,7 @@ class Session:
         self._out.append(header)
         self._out += parts
         self.room -= size
+        self.sent_data = True
         if not self._waking:
             self._waking = True
             self.carrier.wake()
