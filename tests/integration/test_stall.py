@@ -80,7 +80,7 @@ def test_a_client_that_does_not_read(stack: Stack, kind: str) -> None:
         wait_until(lambda: bool(why(stack, stack.server)), "the server says it")
         (view,) = [t for t in stack.snapshot()["tunnels"] if t["state"] == "stalled"]
         assert view["stalled"].startswith("client stopped reading; ")
-        assert "KiB held for " in view["stalled"]
+        assert "iB held for " in view["stalled"]
         # It goes on when the reader does.
         assert len(stalled.read_exactly(sent)) == sent
         far.send(b"and on")
@@ -121,7 +121,7 @@ def test_a_client_that_reads_steadily_is_slow_and_has_not_stopped(stack: Stack, 
         (view,) = stack.snapshot()["tunnels"]
         if view["state"] != "stalled":  # nobody has read meanwhile
             assert view["state"] == "slow"
-            assert re.match(r"client reads slowly, [0-9.]+KiB/s; [0-9.]+[KM]iB held$", view["slow"])
+            assert re.match(r"client reads slowly, [0-9.]+[KM]iB/s; [0-9.]+[KM]iB held$", view["slow"])
         client.close()
         sending.join(LIMIT_S)
         assert not sending.is_alive()
