@@ -121,7 +121,9 @@ def test_a_client_that_reads_steadily_is_slow_and_has_not_stopped(stack: Stack, 
         (view,) = stack.snapshot()["tunnels"]
         if view["state"] != "stalled":  # nobody has read meanwhile
             assert view["state"] == "slow"
-            assert re.match(r"client reads slowly, [0-9.]+[KM]iB/s; [0-9.]+[KM]iB held$", view["slow"])
+            assert re.match(
+                r"client reads slowly, [0-9.]+[KM]iB/s; [0-9.]+[KM]iB held$", view["slow"]
+            )
         client.close()
         sending.join(LIMIT_S)
         assert not sending.is_alive()

@@ -32,6 +32,10 @@ _FREE_BYTES, _STEP_BYTES = 2 * KIB, 64 * KIB
 _LOW_BITS = 0xFFFFFFFF
 
 
+def _nobody_flushes() -> None:
+    """There is no connection."""
+
+
 class SessionConnection(Carrier, Protocol):
     """One connection below a session, which feeds what it reads to ``session``."""
 
@@ -81,6 +85,8 @@ class ReplaceableCarrier:
         "resent_bytes",
         "sent",
         "session",
+        "wake",
+        "wake_in_time",
     )
 
     def __init__(self, connection: SessionConnection, session: Session, account: Account) -> None:
@@ -93,6 +99,9 @@ class ReplaceableCarrier:
         self._start = 0  # the offset of the first kept byte
         self._resend_at = -1  # how many pieces went out again; -1: nothing is sent again
         self.session = session
+        #: Of the connection itself: a call for each batch of events would show.
+        self.wake: Callable[[], None] = connection.wake
+        self.wake_in_time: Callable[[], None] = connection.wake_in_time
         #: Offsets in the byte stream of this side: the peer has everything before
         #: ``acknowledged``, and this side has sent everything before ``sent``.
         self.acknowledged = self.sent = 0
@@ -129,16 +138,6 @@ class ReplaceableCarrier:
             self._be_full()
         # While pieces go out again the session is suspended, and nothing new comes here.
         return self._connection is not None and self._connection.send(data)
-
-    def wake(self) -> None:
-        """Have the session flushed when this batch of events is over."""
-        if self._connection is not None:
-            self._connection.wake()
-
-    def wake_in_time(self) -> None:
-        """Have the session flushed soon."""
-        if self._connection is not None:
-            self._connection.wake_in_time()
 
     # Acknowledgements.
 
@@ -201,6 +200,7 @@ class ReplaceableCarrier:
         if self._connection is not None:
             self._connection.session = None
             self._connection = None
+            self.wake = self.wake_in_time = _nobody_flushes
             self._resend_at = -1
             if self._clock is None:  # most sessions never stand still, and pay for no such clock
                 self._clock = PausableClock(self.session.clock)
@@ -226,6 +226,7 @@ class ReplaceableCarrier:
         self.detach()
         self.acknowledge(offset)
         self._connection = connection
+        self.wake, self.wake_in_time = connection.wake, connection.wake_in_time
         connection.session = self
         self._resend_at = 0
         if self._clock is not None:
