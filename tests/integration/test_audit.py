@@ -517,7 +517,7 @@ def test_an_agent_that_is_killed_ends_its_tunnels_with_what_they_carried(
     programs: Programs, tmp_path: Path
 ) -> None:
     path = tmp_path / "audit.log"
-    server = programs.server(f"--audit-log-path={path}")
+    server = programs.server(f"--audit-log-path={path}", "--link-resume-timeout=1s")
     agent = programs.agent(server)
     programs.wait_ready(server)
     with (

@@ -52,7 +52,7 @@ def kill(program: Program) -> None:
 
 @LINKS
 def test_the_agent_killed_in_the_middle_and_another_started(programs: Programs, link: str) -> None:
-    server = programs.server()
+    server = programs.server("--link-resume-timeout=1s")
     agent = programs.agent(server, f"--link={link}")
     with (
         Target() as target,
@@ -83,7 +83,7 @@ def test_the_agent_killed_in_the_middle_and_another_started(programs: Programs, 
 @LINKS
 def test_the_server_killed_in_the_middle_and_started_again(programs: Programs, link: str) -> None:
     port = free_port()
-    server = programs.server(f"--agent-port={port}")
+    server = programs.server(f"--agent-port={port}", "--link-resume-timeout=1s")
     agent = programs.agent(server, f"--link={link}")
     with (
         Target() as target,
@@ -133,3 +133,20 @@ def test_a_frozen_agent_is_dropped_and_its_tunnels_reset(
     assert fresh.snapshot()["recentEndings"][0]["ending"] == "link lost"
     frozen.signal(signal.SIGCONT)
     wait_until(lambda: len(server.agents) == 1, "it comes back by itself")
+
+
+def test_a_killed_agent_that_comes_back_ends_what_it_had(programs: Programs) -> None:
+    server = programs.server()
+    agent = programs.agent(server, "--agent-id=one")
+    with (
+        Target() as target,
+        tunnel(programs.connect_tls(server), target.name) as client,
+        target.accept() as far,
+    ):
+        client.send(b"x")
+        assert far.read_exactly(1) == b"x"
+        kill(agent)
+        programs.agent(server, "--agent-id=one")
+        with pytest.raises(CUT):
+            client.read_exactly(1)
+    assert works(programs)

@@ -57,6 +57,7 @@ class AgentGreeting:
     token: str = field(default="", repr=False)
     features: tuple[str, ...] = ()
     process: str = ""
+    instance: str = ""
 
 
 def _wanted(link: ServerLink) -> bool:
@@ -316,7 +317,7 @@ class MuxAgentTalk(MuxTalk):
                     features=greeting.features,
                     relay=self.relays,
                     resumes=self.replaceable is not None,
-                    instance=greeting.process,
+                    instance=greeting.instance,
                 )
             )
         )

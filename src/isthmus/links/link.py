@@ -264,6 +264,8 @@ class Link:
 
     def close_connection(self) -> None:
         """Close the connection."""
+        if self.lasting is not None and not self.carrier.closed:
+            self.carrier.close_notify()  # or the peer would wait for another connection
         self.carrier.close()
 
     # Without a connection.

@@ -21,6 +21,7 @@ from isthmus.links.talk import Told
 from isthmus.net.deadlines import Deadlines
 from isthmus.tunnel.budget import OVER_SHARE, Account, Deposit
 from isthmus.tunnel.end import Early, Ending
+from isthmus.tunnel.first_byte import TowardsClient
 from isthmus.tunnel.replaceable import ReplaceableCarrier, SessionConnection
 from isthmus.tunnel.session import Session
 from isthmus.tunnel.stream import Stream
@@ -328,12 +329,14 @@ class MuxTalk:
         return self.replaceable.detach()
 
     def ask_elsewhere(self) -> None:
-        """Drop the dials that have no answer: nothing was done for them, others may be asked."""
+        """Take dials without an answer, and tunnels without a byte, to another link."""
         for stream in list(self.session.streams.values()):
             reader = stream.peer
             if isinstance(reader, AnswerReader) and reader.waits:
                 stream.abort(Ending.LINK_LOST)
                 reader.abort(Ending.LINK_LOST)
+            elif isinstance(reader, TowardsClient):
+                reader.tunnel.link_suspended()
 
     def can_go_on(self, offset: int) -> bool:
         """Everything after this offset is still kept."""

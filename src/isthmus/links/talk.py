@@ -193,7 +193,7 @@ class LastingTalk(Talk, Protocol):
         """
 
     def ask_elsewhere(self) -> None:
-        """Drop the dials that have no answer, so that others are asked."""
+        """Take dials without an answer, and tunnels without a byte, to another link."""
 
 
 class Incoming(Protocol):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from isthmus.tunnel.end import GONE, BaseEnd, Early, End, Ending
+from isthmus.tunnel.end import GONE, BaseEnd, Early, End, Ending, nobody_listens
 from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import DialOutcome
 
@@ -68,7 +68,7 @@ class _TowardsFar(Early):
             self.tunnel.far.let_go()
 
 
-class _TowardsClient(Early):
+class TowardsClient(Early):
     """The far end's peer until the first byte; keeps nothing."""
 
     __slots__ = ("tunnel",)
@@ -124,7 +124,7 @@ class UntouchedTunnel(Tunnel):
         client, far = self.client, self.far
         client.on_done = far.on_done = self._end_done
         self._up = _TowardsFar(self)
-        client.peer, far.peer = self._up, _TowardsClient(self)
+        client.peer, far.peer = self._up, TowardsClient(self)
         client.start()
         far.start()
 
@@ -174,6 +174,23 @@ class UntouchedTunnel(Tunnel):
         elif self.dialing:
             self._dial = dial
 
+    def link_suspended(self) -> None:
+        """The link has no connection: dial again elsewhere, if somebody else can be asked."""
+        again, far = self._again, self.far
+        if again is None or self.dialing or self.client.ending is not None:
+            return
+        before = far.on_done, far.peer
+        far.on_done, far.peer = nobody_listens, GONE
+        self._lost, self.dialing = far, True
+        dial = again(self)
+        if dial is None and self.dialing:
+            self._lost, self.dialing = None, False
+            far.on_done, far.peer = before
+            return
+        if self.dialing:
+            self._dial = dial
+        far.abort(Ending.LINK_LOST)
+
     def dialed_again(self, far: BaseEnd, outcome: DialOutcome) -> None:
         """Another agent reached the target: continue with this end."""
         self._dial, self._lost = None, None
@@ -181,7 +198,7 @@ class UntouchedTunnel(Tunnel):
         self.far, self.outcome = far, outcome
         far.bytes_written = 0
         far.on_done = self._end_done
-        far.peer = _TowardsClient(self)
+        far.peer = TowardsClient(self)
         kept = self._up
         if kept is not None and (kept.buffer or kept.eof):
             goes_on = kept.pass_on(self.touched()[0])

@@ -108,6 +108,12 @@ class AgentDial:
         """The number of other servers that could not help."""
         return len(self._asked)
 
+    def others_take_dials(self, link: AnyLink) -> bool:
+        """Whether an agent that was not tried, other than by this link, takes dials now."""
+        tried = [*self._tried, link] if isinstance(link, AgentLink) else self._tried
+        other = self.agents.choose(self.request.target, tried)
+        return other is not None and other.takes_dials
+
     def attempt(self) -> None:
         """Ask the best link not asked yet."""
         who = self.who
@@ -192,9 +198,8 @@ class AgentDial:
         link, who = self._link, self.who
         if who is None or self._stream is None or link is None or not link.stuck:
             return
-        tried = [*self._tried, link] if isinstance(link, AgentLink) else self._tried
-        other = self.agents.choose(self.request.target, tried)
-        if len(tried) >= MOST_TRIES or other is None or not other.takes_dials:
+        most = MOST_TRIES - isinstance(link, AgentLink)
+        if len(self._tried) >= most or not self.others_take_dials(link):
             return
         self.who = None  # the result of dropping the stream is not an answer
         self._drop_stream(Ending.CANCELLED)

@@ -26,7 +26,7 @@ Steps = Generator[None, None, T]
 #: By list of a snapshot: what of its rows is told by numbers alone.
 MOVED = {
     "tunnels": ("bytes_to_target", "bytes_to_client"),
-    "links": ("sent_bytes", "received_bytes", "streams", "held_bytes", "rtt_s"),
+    "links": ("sent_bytes", "received_bytes", "streams", "held_bytes", "rtt_s", "kept_bytes"),
 }
 #: What goes on by itself: the page counts it up by its own clock.
 AGE = "age_s"

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import random
+import secrets
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
@@ -133,6 +134,7 @@ class ServerLinks(Part):
             once=ground.once, metrics=ground.metrics.revocation, poller=ground.poller
         )
         self._packets = PacketCounts()
+        self._instance = secrets.token_hex(8)  # servers tell by it that the agent was restarted
         self._gates = GateWatch(
             ground.loop,
             on_here=settings.gates.enabled(CLUSTER_TO_MASTER),
@@ -240,6 +242,7 @@ class ServerLinks(Part):
             token=token,
             features=settings.gates.features,
             process=PROCESS,
+            instance=self._instance,
         )
 
     @override

@@ -233,8 +233,11 @@ class Retry:
 def dial_again(
     server: ServerDials, first: AgentDial, lost: AnyLink, tells: Tells, tunnel: UntouchedTunnel
 ) -> AgentDial | None:
-    """Dial again for a tunnel that lost this link; None: no agent is left."""
-    if not may_dial_again(first):
+    """Dial again for a tunnel that lost this link; None: no agent is left.
+
+    A suspended link may come back, so that only another link is worth a new dial.
+    """
+    if not may_dial_again(first) or (lost.suspended and not first.others_take_dials(lost)):
         return None
     dial = Again(first, lost, Retry(server, tunnel, tells))
     dial.attempt()
