@@ -188,13 +188,13 @@ def test_a_flood_of_resumes_costs_whoever_sends_it(bed: Bed) -> None:
 def test_nobody_hoards_suspended_links(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_resuming, "MOST_OF_ONE", 2)
     door = bed.stack.server.agent_door
-    for _ in range(4):
+    for number in range(4):
         with CuttingRelay(bed.stack.server.agent_port) as relay:
             agent = bed.stack.add_agent(
                 proxy_server_port=relay.port,
                 agent_cert=bed.own.cert,
                 agent_key=bed.own.key,
-                agent_id="hoarder",
+                agent_id=f"hoarder-{number}",
                 linked=False,
             )
             bed.stack.wait(lambda: len(agent.servers.links) == 1, "it is linked")  # type: ignore[union-attr]  # noqa: B023
