@@ -172,7 +172,7 @@ def test_without_a_firewall_it_does_not_start(bed: Bed, firewall: str) -> None:
 def test_an_interface_that_is_not_ours_is_left_alone(bed: Bed) -> None:
     bed.ip(bed.node, "link", "add", INTERFACE, "type", "bridge")
     before = bed.state()
-    with pytest.raises(ConfigError, match=f"--bind-interface {INTERFACE} is there already"):
+    with pytest.raises(ConfigError, match=f"--bind-interface {INTERFACE} already exists"):
         bed.put(V4)
     assert bed.state() == before
 

@@ -289,7 +289,7 @@ def test_what_cannot_be_put_back_is_said_once(bed: Bed) -> None:
     bed.ip(bed.node, "link", "del", INTERFACE)
     bed.ip(bed.node, "link", "add", INTERFACE, "type", "bridge")
     (said,) = bed.on_node(here.refresh)
-    assert "is there already" in said
+    assert "already exists" in said
     assert bed.on_node(here.refresh) == []
     bed.ip(bed.node, "link", "del", INTERFACE)
     assert len(bed.on_node(here.refresh)) == 1
