@@ -53,6 +53,24 @@ class ConfigError(IsthmusError):
     exit_code = 2
 
 
+def unreadable(what: str, error: Exception) -> ConfigError:
+    """The error for a file that cannot be read; ``what`` is its flag, if it has one, and its name.
+
+    ``error`` is the OSError, or the ValueError of a text that is not UTF-8 or of a path.
+    """
+    return ConfigError(f"cannot read {what}: {why_unreadable(error)}")
+
+
+def why_unreadable(error: Exception) -> str:
+    """Why a file cannot be read, in the words that every message has."""
+    if isinstance(error, FileNotFoundError):
+        return "no such file"
+    if isinstance(error, UnicodeError):
+        return "not UTF-8 text"
+    why = getattr(error, "strerror", None) or str(error)
+    return f"{why[:1].lower()}{why[1:]}"
+
+
 class ProtocolError(IsthmusError):
     """A peer violated its protocol; the connection has to be closed."""
 

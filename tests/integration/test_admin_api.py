@@ -160,7 +160,7 @@ def test_a_program_with_a_token(programs: Programs, tmp_path: Path) -> None:
     ("content", "sentence"),
     [
         ("too-short", "a token has at least 16 characters and this has 9;"),
-        (None, "No such file or directory"),
+        (None, "no such file"),
     ],
 )
 def test_a_wrong_token_is_one_sentence_and_nothing_listens(

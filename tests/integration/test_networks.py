@@ -409,7 +409,7 @@ def test_a_dialer_that_is_not_installed_is_said_at_the_start(fresh: Stack) -> No
 
 def test_a_policy_that_is_not_right_is_said_at_the_start(fresh: Stack, tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
-    with pytest.raises(ConfigError, match=r"--policy-file .*: No such file"):
+    with pytest.raises(ConfigError, match=r"cannot read --policy-file .*: no such file"):
         fresh.add_server(policy_file=str(path))
     path.write_text(POLICY + "- {name: a, effect: alow}\n")
     with pytest.raises(ConfigError, match=r"policy.yaml:4:21: rules\[0\]\.effect: must be allow"):

@@ -140,7 +140,7 @@ def test_a_directory_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
     with running(tmp_path) as program:
         assert program.wait_exit() == 2
         where = tmp_path / "manifests"
-        assert program.log == f"isthmus: cannot list {where}: No such file or directory\n"
+        assert program.log == f"isthmus: cannot read {where}: no such file\n"
 
 
 def test_without_a_node_flags_say_which(files: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_kubeconfig_that_is_not_there_is_found_before_anything_is_touched(
     with own_network():
         assert main(["node-proxy", *QUIET, f"--kubeconfig={tmp_path}/none"]) == 2
         said = capsys.readouterr().err
-        assert said.startswith(f"isthmus: --kubeconfig {tmp_path}/none: cannot be read")
+        assert said.startswith(f"isthmus: cannot read --kubeconfig {tmp_path}/none: no such file")
         # And nothing was touched for it.
         assert number("ipv4/conf/all/route_localnet") == 0
 

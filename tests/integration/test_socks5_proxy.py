@@ -367,7 +367,7 @@ def test_a_changed_password_counts_from_then_on(
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("", "is empty"), ("x" * 256, "at most 255 bytes"), (None, "No such file")],
+    [("", "is empty"), ("x" * 256, "at most 255 bytes"), (None, "no such file")],
 )
 def test_a_password_file_of_no_use(
     bed: ProxiesBed, tmp_path: Path, text: str | None, said: str

@@ -481,7 +481,7 @@ def test_a_token_file_that_is_not_there_is_said(
     assert run(capsys, "status", "--token-file", "/nowhere/token") == (
         2,
         "",
-        "isthmus: --token-file /nowhere/token: No such file or directory\n",
+        "isthmus: cannot read --token-file /nowhere/token: no such file\n",
     )
 
 

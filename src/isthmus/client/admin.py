@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from isthmus import __version__
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 from isthmus.text.addresses import is_loopback
 
 __all__ = ["AdminClient", "AdminError", "Answer", "Reach", "Trouble", "read_token"]
@@ -303,7 +303,7 @@ def read_token(path: str) -> str:
         with open(path, "rb") as file:
             token = file.read(_MOST_TOKEN_BYTES + 1)
     except OSError as exc:
-        raise ConfigError(f"--token-file {path}: {exc.strerror}") from exc
+        raise unreadable(f"--token-file {path}", exc) from exc
     text = token.decode("utf-8", "replace").strip()
     if not text or len(token) > _MOST_TOKEN_BYTES:
         raise ConfigError(f"--token-file {path}: {'too large for' if text else 'has'} no token")
@@ -334,7 +334,7 @@ def _trust(cacert: str, cert: str, key: str) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=cacert or None)
     except OSError as exc:
-        raise ConfigError(f"--cacert {cacert}: {_file_trouble(exc)}") from exc
+        raise _unusable(f"--cacert {cacert}", exc, _file_trouble(exc)) from exc
     if key and not cert:
         raise ConfigError("--key needs --cert as well")
     if cert:
@@ -346,13 +346,17 @@ def _trust(cacert: str, cert: str, key: str) -> ssl.SSLContext:
             trouble = _file_trouble(exc)
             if not key and isinstance(exc, ssl.SSLError):
                 trouble += " with a key in it; is --key missing?"
-            raise ConfigError(f"--cert {name}: {trouble}") from exc
+            raise _unusable(f"--cert {name}", exc, trouble) from exc
     return context
+
+
+def _unusable(what: str, exc: OSError, trouble: str) -> ConfigError:
+    return ConfigError(f"{what}: {trouble}") if trouble else unreadable(what, exc)
 
 
 def _file_trouble(exc: OSError) -> str:
     if not isinstance(exc, ssl.SSLError):
-        return exc.strerror or str(exc)
+        return ""
     if exc.reason == "KEY_VALUES_MISMATCH":
         return "the key does not belong to the certificate"
     return "cannot be read as PEM"

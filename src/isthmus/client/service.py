@@ -14,7 +14,7 @@ from isthmus.client.context import NetworkContext
 from isthmus.client.dialer import Dialer
 from isthmus.client.ways import DialResources, ServiceRoute, describe
 from isthmus.dial.rules_connectivity import ConnectivityConfig, NetworkConfig
-from isthmus.errors import ConfigError, DialFailure, IsthmusError
+from isthmus.errors import ConfigError, DialFailure, IsthmusError, unreadable
 from isthmus.net.files import TooLargeError, read_bytes
 from isthmus.net.poller import Poller
 from isthmus.net.resolver import Resolver
@@ -185,10 +185,8 @@ def read_file(path: str | Path) -> ConnectivityConfig:
         return read(data.decode("utf-8"), name=str(path))
     except TooLargeError as exc:
         raise ConfigError(f"{path}: too large for a configuration") from exc
-    except OSError as exc:
-        raise ConfigError(f"{path}: {exc.strerror or exc}") from exc
-    except UnicodeDecodeError as exc:
-        raise ConfigError(f"{path}: not UTF-8 text") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise unreadable(str(path), exc) from exc
 
 
 class UnknownNetworkError(IsthmusError):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from isthmus.dial.rules_connectivity import ConnectivityConfig
 from isthmus.dial.settings_connectivity import DocumentPart, combine, read_part
 from isthmus.dial.settings_connectivity_fields import Draft, NamedFile
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable, why_unreadable
 from isthmus.net.contexts import TlsFiles, client_context
 from isthmus.net.files import read_part as read_beginning
 from isthmus.text.located_yaml import MAX_CHARS, near, short
@@ -81,11 +81,8 @@ def _text(path: str) -> str:
             return sys.stdin.read(MAX_CHARS + 1)
         with open(path, encoding="utf-8") as file:
             return file.read(MAX_CHARS + 1)
-    except UnicodeError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text") from error
     except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{path}: {reason}") from error
+        raise unreadable(path, error) from error
 
 
 def _check(draft: Draft) -> list[str]:
@@ -136,10 +133,8 @@ def _unreadable(path: str) -> str:
     """Why a file cannot be read; empty if it can."""
     try:
         read_beginning(path, 1)
-    except OSError as error:
-        return error.strerror or str(error)
-    except ValueError as error:  # a zero byte in the path
-        return str(error)
+    except (OSError, ValueError) as error:  # a path with a zero byte is a ValueError
+        return why_unreadable(error)
     return ""
 
 

@@ -201,7 +201,7 @@ class Asked:
             about=self.about,
             done=self.done,
             # The sentence of an error may begin with the flag and the file, which are said already.
-            seen=seen.removeprefix(f"{self.about}: "),
+            seen=seen.removeprefix("cannot read ").removeprefix(f"{self.about}: "),
             todo=todo,
         )
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 from isthmus.frame.cli.tables import TEXT, filled, output_option, print_data
 
 if TYPE_CHECKING:
@@ -336,8 +336,7 @@ def _text(file: str) -> str:
             contents = opened.read(_MOST_BYTES + 1)
         text = contents.decode()
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else "not UTF-8, or not a path"
-        raise ConfigError(f"{file}: {why}") from error
+        raise unreadable(file, error) from error
     if len(contents) > _MOST_BYTES:
         raise ConfigError(f"{file}: is larger than {_MOST_BYTES} bytes")
     return text

@@ -23,7 +23,7 @@ from lightkube.config.models import User
 from lightkube.core.exceptions import ConfigError as LightkubeError
 from lightkube.core.generic_client import GenericAsyncClient
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable, why_unreadable
 from isthmus.net.files import read_bytes
 from isthmus.text.addresses import is_loopback
 
@@ -60,8 +60,7 @@ class TokenFile(BearerTokenFileAuth):
         try:
             token = read_bytes(self._token_file, most_bytes=_MOST_TOKEN_BYTES).decode()
         except (OSError, UnicodeError) as exc:
-            why = exc.strerror if isinstance(exc, OSError) else "is not text"
-            raise LightkubeError(f"token file {self._token_file}: {why}") from exc
+            raise LightkubeError(str(unreadable(f"token file {self._token_file}", exc))) from exc
         return f"Bearer {token.strip()}"
 
 
@@ -79,6 +78,8 @@ def read_config(kubeconfig: str, server: str = "") -> Access:
     try:
         access = _found(kubeconfig, server)
     except Exception as exc:  # any parser error becomes one line for the user
+        if kubeconfig and isinstance(exc, OSError) and not isinstance(exc, ssl.SSLError):
+            raise unreadable(where, exc) from exc
         raise ConfigError(f"{where}: {_explain(exc)}") from exc
     config = access.config
     _check(config, where)
@@ -192,10 +193,8 @@ def _check_file(path: Path, what: str) -> None:
     """Make sure that opening the file will not block and that it has an end."""
     try:
         read_bytes(path, most_bytes=MOST_BYTES)
-    except FileNotFoundError as exc:
-        raise ConfigError(f"{what} not found") from exc
     except OSError as exc:
-        raise ConfigError(f"{what}: {exc.strerror}") from exc
+        raise unreadable(what, exc) from exc
 
 
 def _check_url(server: str, where: str) -> None:
@@ -227,6 +226,6 @@ def _explain(exc: Exception) -> str:
         case ssl.SSLError():
             return f"a certificate or key cannot be used: {exc.reason or exc}"
         case OSError():
-            return f"cannot be read: {exc.strerror or exc}"
+            return f"cannot be read: {why_unreadable(exc)}"
         case _:
             return str(exc) or type(exc).__name__

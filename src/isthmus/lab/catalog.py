@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import yaml
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 from isthmus.lab.reading import read
 from isthmus.lab.topology import Topology
 from isthmus.text.located_yaml import MAX_CHARS, near, short
@@ -91,13 +91,11 @@ def _file_text(path: str) -> str:
     try:
         with open(path, "rb") as file:
             content = file.read(4 * MAX_CHARS + 1)  # UTF-8 has at most four bytes per character
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path}: file does not exist") from error
     except OSError as error:
-        raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}") from error
+        raise unreadable(path, error) from error
     if len(content) > 4 * MAX_CHARS:
         raise ConfigError(f"{path}: longer than {MAX_CHARS} characters")
     try:
         return content.decode()
     except ValueError as error:
-        raise ConfigError(f"{path}: is not UTF-8 text") from error
+        raise unreadable(path, error) from error

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from isthmus.errors import ConfigError
+from isthmus.errors import unreadable
 from isthmus.manifests.settings import DEFAULT_IMAGE
 from isthmus.settings.options import options_of
 
@@ -56,4 +56,4 @@ def read_file(flag: str, path: str) -> bytes:
         with open(path, "rb") as file:
             return file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise ConfigError(f"{flag}: cannot read {path}: {error.strerror}") from error
+        raise unreadable(f"{flag} {path}", error) from error

@@ -7,7 +7,6 @@ two timestamps. contexts.py builds and reloads contexts, tools/pki/making.py cre
 
 from __future__ import annotations
 
-import errno
 import re
 import ssl
 import time
@@ -16,7 +15,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 from isthmus.net.files import TooLargeError, as_file, read_bytes
 
 Purpose = Literal["server", "client"]
@@ -212,18 +211,12 @@ _CERT_REASONS = {
 def _read(name: str, path: str) -> bytes:
     try:
         return read_bytes(path, most_bytes=_MAX_FILE_BYTES)
-    except IsADirectoryError as exc:
-        raise ConfigError(f"{name}: is a directory, not a file") from exc
     except TooLargeError as exc:
         raise ConfigError(f"{name}: is too large for a PEM file") from exc
-    except (FileNotFoundError, NotADirectoryError) as exc:
-        raise ConfigError(f"{name}: file does not exist") from exc
-    except PermissionError as exc:
-        raise ConfigError(f"{name}: permission denied") from exc
+    except FileNotFoundError as exc:
+        raise ConfigError(f'{unreadable(name, exc)}; create one with "isthmus pki init"') from exc
     except (OSError, ValueError) as exc:
-        if isinstance(exc, OSError) and exc.errno == errno.EINVAL:
-            raise ConfigError(f"{name}: {exc.strerror}") from exc
-        raise ConfigError(f"{name}: cannot be read: {exc}") from exc
+        raise unreadable(name, exc) from exc
 
 
 def _certificates(name: str, path: str) -> list[_Facts]:

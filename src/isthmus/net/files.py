@@ -19,7 +19,7 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 
 #: The default limit.
 MOST_BYTES = 16 * 1024 * 1024
@@ -118,8 +118,7 @@ def read_text(path: str, *, what: str = "", most_chars: int = -1) -> str:
         with io.TextIOWrapper(io.BytesIO(raw), "utf-8") as reader:
             return reader.read(most_chars)
     except (OSError, ValueError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "not UTF-8, or not a path"
-        raise ConfigError(f"{what}{path}: {why}") from exc
+        raise unreadable(f"{what}{path}", exc) from exc
 
 
 class FollowedFile(Generic[T]):

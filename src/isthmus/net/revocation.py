@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 from isthmus.net.certificates import pem_places
 from isthmus.net.files import TooLargeError, read_bytes, stamp_of
 
@@ -312,8 +312,7 @@ def _read(name: str, path: str) -> bytes:
     except TooLargeError as exc:
         raise ConfigError(f"{name}: is too large") from exc
     except (OSError, ValueError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "not a path"
-        raise ConfigError(f"{name}: {(why or str(exc)).lower()}") from exc
+        raise unreadable(name, exc) from exc
 
 
 def _stamp(files: CrlFiles) -> _Stamp:

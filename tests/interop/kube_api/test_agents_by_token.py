@@ -185,7 +185,7 @@ def test_an_agent_without_a_token_file(bed: Bed) -> None:
     agent = bed.agent(server)
     agent.wait_log("cannot link to the server")
     (line,) = lines(agent, "cannot link to the server")
-    assert reason_of(line) == f"token {bed.path}: No such file or directory"
+    assert reason_of(line) == f"cannot read token {bed.path}: no such file"
     bed.show(bed.token())
     agent.wait_log("] linked")
 

@@ -266,7 +266,7 @@ def test_files_and_tokens_that_cannot_be_used(files: pki.PkiFiles, tmp_path: Pat
     empty, missing = tmp_path / "empty", tmp_path / "missing"
     empty.write_text("\n")
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"cacert": str(missing)}, f"--cacert {missing}: No such file"),
+        ({"cacert": str(missing)}, f"cannot read --cacert {missing}: no such file"),
         ({"cacert": str(empty)}, f"--cacert {empty}: cannot be read as PEM"),
         ({"key": key}, "--key needs --cert"),
         ({"cert": ca}, f"--cert {ca}: cannot be read as PEM with a key in it; is --key missing?"),
@@ -280,7 +280,7 @@ def test_files_and_tokens_that_cannot_be_used(files: pki.PkiFiles, tmp_path: Pat
         AdminClient("http://192.0.2.1:8095", token="secret")
     with pytest.raises(ConfigError, match="has no token"):
         read_token(str(empty))
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match="no such file"):
         read_token(str(missing))
     empty.write_text(" abc\n")
     assert read_token(str(empty)) == "abc"

@@ -45,7 +45,7 @@ def test_as_kube_apiserver(name: str, files: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_absent() -> None:
-    with pytest.raises(ConfigError, match=r"^nowhere\.yaml: No such file or directory$"):
+    with pytest.raises(ConfigError, match=r"^cannot read nowhere\.yaml: no such file$"):
         load(["nowhere.yaml"])
 
 

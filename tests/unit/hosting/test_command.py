@@ -143,7 +143,7 @@ def test_errors_are_all_said_with_their_places(
         (b"kind: Pod\n", "must be HostedCluster"),
         (b"\xff", "not UTF-8"),
         (b"#" * (4 * 1024 * 1024 + 1), "larger than"),
-        (None, "No such file"),
+        (None, "no such file"),
     ],
 )
 def test_a_file_that_is_none_is_one_sentence(

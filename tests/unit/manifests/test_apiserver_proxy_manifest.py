@@ -245,7 +245,7 @@ def test_a_unit_has_the_capabilities_that_it_needs(name: str, capabilities: str)
         ),
         (("--as=ignition", *UP, "--file=/etc/a"), "--file takes PATH=FILE, such as"),
         (("--as=ignition", *UP, "--file=a=b"), "--file a: a manifest needs an absolute path"),
-        (("--as=ignition", *UP, "--file=/etc/a=/nowhere/b"), "--file: cannot read /nowhere/b: No"),
+        (("--as=ignition", *UP, "--file=/etc/a=/nowhere/b"), "cannot read --file /nowhere/b: no"),
         (("--as=ignition", *UP, "--file=/etc/a=/dev/zero"), "--file: /dev/zero is larger than"),
         (
             ("--as=ignition", *UP, f"--file={CONFIG}=/dev/null"),

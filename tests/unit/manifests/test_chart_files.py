@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_read_is_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["manifest", "all", "--values=/no/such"]) == 2
-    assert "--values: cannot read /no/such" in capsys.readouterr().err
+    assert "cannot read --values /no/such" in capsys.readouterr().err
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     assert main(["manifest", "all", f"--values={tmp_path}/binary"]) == 2
     assert "is not text in UTF-8" in capsys.readouterr().err

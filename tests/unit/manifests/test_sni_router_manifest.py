@@ -130,7 +130,7 @@ def test_the_chart_makes_the_same(capsys: pytest.CaptureFixture[str]) -> None:
             "--config routes.yaml: a manifest needs an absolute path, such as"
             " /etc/isthmus/routes.yaml",
         ),
-        (("--routes=/nowhere",), "--routes: cannot read /nowhere: No such file or directory"),
+        (("--routes=/nowhere",), "cannot read --routes /nowhere: no such file"),
         (("--accept-proxy",), "--accept-proxy needs --proxy-from"),
         (("--replicas=0",), "--replicas must be at least 1, not 0"),
     ],

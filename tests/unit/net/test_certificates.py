@@ -57,12 +57,14 @@ def test_a_file_that_is_not_there(made: pki.PkiFiles, tmp_path: Path) -> None:
     flags = dict(zip(("cert", "key", "ca"), LABELS, strict=True))
     for name, flag in flags.items():
         text = sentence(server_files(made, **{name: gone}))
-        assert text == f"{flag} {gone}: file does not exist"
+        assert text == (
+            f'cannot read {flag} {gone}: no such file; create one with "isthmus pki init"'
+        )
 
 
 def test_a_directory_a_pipe_and_a_huge_file(made: pki.PkiFiles, tmp_path: Path) -> None:
     text = sentence(server_files(made, key=tmp_path))
-    assert text == f"--server-key {tmp_path}: is a directory, not a file"
+    assert text == f"cannot read --server-key {tmp_path}: is a directory"
     os.mkfifo(tmp_path / "pipe")
     assert sentence(server_files(made, ca=tmp_path / "pipe")).endswith("is a pipe, not a file")
     with open(tmp_path / "huge", "wb") as file:
@@ -85,8 +87,10 @@ def test_a_file_that_may_not_be_read(made: pki.PkiFiles, tmp_path: Path) -> None
     finally:
         if was_root:
             os.seteuid(0)
-    assert text == f"{LABELS[0] if was_root else LABELS[1]} {cert if was_root else closed}" + (
-        ": permission denied"
+    assert (
+        text
+        == f"cannot read {LABELS[0] if was_root else LABELS[1]} {cert if was_root else closed}"
+        + (": permission denied")
     )
 
 

@@ -368,7 +368,7 @@ Damage = Callable[[pki.PkiFiles], object]
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "garbage": (lambda f: f.server_cert.write_bytes(b"garbage"), "contains no PEM certificate"),
     "empty": (lambda f: f.server_key.write_bytes(b""), "not a PEM private key"),
-    "gone": (lambda f: f.ca_cert.unlink(), "file does not exist"),
+    "gone": (lambda f: f.ca_cert.unlink(), "no such file"),
     "directory": (lambda f: unlink_and_mkdir(f.ca_cert), "is a directory"),
     "mismatch": (lambda f: replace(f.server_key, f.agent_key), "key does not match"),
     "expired": (

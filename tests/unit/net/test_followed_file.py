@@ -68,7 +68,7 @@ def test_what_is_wrong_or_gone_is_said_once_and_changes_nothing(bed: Bed) -> Non
     bed.path.unlink()
     bed.check()
     bed.check()
-    assert bed.failed[1:] == [f"--number {bed.path}: No such file or directory"]
+    assert bed.failed[1:] == [f"cannot read --number {bed.path}: no such file"]
     assert (bed.file.current, bed.taken) == (1, [])
     bed.put("3")
     bed.check()
@@ -111,8 +111,8 @@ def test_a_copy_that_keeps_time_and_size_is_another_state(tmp_path: Path) -> Non
 
 
 def test_the_first_has_to_be_right(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^--number .*/none: No such file or directory$"):
+    with pytest.raises(ConfigError, match=r"^cannot read --number .*/none: no such file$"):
         read_text(str(tmp_path / "none"), what="--number ")
     (tmp_path / "latin").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match="not UTF-8, or not a path"):
+    with pytest.raises(ConfigError, match="not UTF-8 text"):
         read_text(str(tmp_path / "latin"))

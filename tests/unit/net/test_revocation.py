@@ -201,7 +201,7 @@ def _key(path: Path) -> tuple[x509.Name, int]:
 
 def test_what_is_wrong_at_the_start(one: PkiFiles, two: PkiFiles, tmp_path: Path) -> None:
     crl = revoke([one.client_cert], directory=one.directory).path
-    with pytest.raises(ConfigError, match=r"^--crl-file .*no\.crl: no such file"):
+    with pytest.raises(ConfigError, match=r"^cannot read --crl-file .*no\.crl: no such file"):
         followed(tmp_path / "no.crl", one.ca_cert)
     with pytest.raises(ConfigError, match="is not signed by that authority"):
         followed(crl, two.ca_cert)

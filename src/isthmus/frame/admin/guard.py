@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 from isthmus.frame.admin.answers import refuse
 from isthmus.frame.admin.owner import Owner, descriptors_of, is_of_others, owner_of
 from isthmus.frame.audit.model import cut
@@ -301,8 +301,7 @@ def read_token(path: str, *, wait: bool = True) -> bytes:
         with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
             raw = file.read(MAX_BYTES + 1) or b""
     except (OSError, ValueError) as exc:
-        why = getattr(exc, "strerror", None) or str(exc)
-        raise ConfigError(f"{FLAG} {path}: {why}") from exc
+        raise unreadable(f"{FLAG} {path}", exc) from exc
     token = raw.strip()
     if len(raw) > MAX_BYTES:
         raise ConfigError(f"{FLAG} {path}: a token has at most {MAX_BYTES} bytes")

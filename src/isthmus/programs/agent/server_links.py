@@ -17,7 +17,7 @@ from typing import Any
 from typing_extensions import override
 
 from isthmus.dial.frontends.backend import PROCESS
-from isthmus.errors import LinkError, LinkStage
+from isthmus.errors import LinkError, LinkStage, unreadable
 from isthmus.frame.admin.answers import Check
 from isthmus.frame.gate_state import GateState, Known, state_of
 from isthmus.frame.lifetime import counted
@@ -232,8 +232,8 @@ class ServerLinks(Part):
             try:
                 token = read_part(path, _MAX_TOKEN_CHARS).decode("ascii").strip()
             except (OSError, UnicodeDecodeError) as exc:
-                why = exc.strerror if isinstance(exc, OSError) else "is not a token"
-                raise LinkError(f"token {path}: {why}", LinkStage.CONNECT) from exc
+                why = str(unreadable(f"token {path}", exc))
+                raise LinkError(why, LinkStage.CONNECT) from exc
         return AgentGreeting(
             agent_id=AgentId(self._ground.id),
             identifiers=settings.sent_identifiers,

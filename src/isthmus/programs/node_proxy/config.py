@@ -14,7 +14,7 @@ from pathlib import Path
 
 import click
 
-from isthmus.errors import ConfigError, IsthmusError
+from isthmus.errors import ConfigError, IsthmusError, unreadable
 from isthmus.logs import log
 from isthmus.net.files import read_part
 from isthmus.programs.node_proxy.kernel.manifests import Stamp, stamp_of
@@ -57,12 +57,8 @@ def read_config(flags: NodeProxySettings) -> NodeProxySettings:
     try:
         raw = read_part(flags.config, 4 * MAX_CHARS + 4)
         text = raw.decode("utf-8")[: MAX_CHARS + 1]
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--config {flags.config}: not a UTF-8 text file") from error
-    except OSError as error:
-        raise ConfigError(
-            f"--config {flags.config}: cannot read the file: {error.strerror or error}"
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(f"--config {flags.config}", error) from error
     return parse(text, flags.config, flags)
 
 

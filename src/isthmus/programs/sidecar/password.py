@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from typing_extensions import override
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 from isthmus.frame.part import LongTask, Part
 from isthmus.logs import log
 from isthmus.net.files import read_part, stamp_of
@@ -32,8 +32,7 @@ def read_password(path: str) -> bytes:
     try:
         raw = read_part(path, MAX_PASSWORD_BYTES + 3)
     except (OSError, ValueError) as exc:
-        why = getattr(exc, "strerror", None) or str(exc)
-        raise ConfigError(f"--password-file {path}: {why}") from exc
+        raise unreadable(f"--password-file {path}", exc) from exc
     password = raw.removesuffix(b"\n").removesuffix(b"\r")
     if not password:
         raise ConfigError(f"--password-file {path} is empty; write the password into it")

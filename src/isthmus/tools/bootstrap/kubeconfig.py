@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from isthmus.dial.rules_tokens import MOST_CHARS, take_token
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 from isthmus.net.certificates import TlsFiles, check_files
 from isthmus.text.go_yaml import to_yaml
 from isthmus.values import HostPort, is_address
@@ -120,7 +120,7 @@ def _token(flag: str, path: str, prefix: str, now: datetime) -> str:
     except ValueError as exc:
         raise ConfigError(f"{flag} {path}: {exc}") from exc
     except OSError as exc:
-        raise ConfigError(f"{flag} {path}: {(exc.strerror or str(exc)).lower()}") from exc
+        raise unreadable(f"{flag} {path}", exc) from exc
 
 
 def _file(path: str, by_path: bool) -> FileRef:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 from isthmus.frame.cli.tables import filled
 from isthmus.tools.connectivity.command_dialing import way_options
 
@@ -155,7 +155,7 @@ def _body(data: str) -> bytes:
             with open(data[1:], "rb") as file:
                 body = file.read(_MOST_BODY_BYTES + 1)
     except OSError as exc:
-        raise ConfigError(f"-d {data}: {exc.strerror}") from exc
+        raise unreadable(f"-d {data}", exc) from exc
     if len(body) > _MOST_BODY_BYTES:
         raise ConfigError(f"-d {data}: more than {_MOST_BODY_BYTES} bytes")
     return body

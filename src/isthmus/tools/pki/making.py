@@ -28,7 +28,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID, ObjectIdentifier
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 from isthmus.settings.rules_roles import Role
 from isthmus.tools.pki.show import CertificateInfo, KeyState, show
 
@@ -368,10 +368,8 @@ def read_file(path: Path) -> bytes:
     """
     try:
         return path.read_bytes()
-    except FileNotFoundError as exc:
-        raise ConfigError(f"{path}: file does not exist") from exc
     except OSError as exc:
-        raise ConfigError(f"{path}: {(exc.strerror or str(exc)).lower()}") from exc
+        raise unreadable(str(path), exc) from exc
 
 
 def replace_file(path: Path, content: bytes, mode: int) -> None:

@@ -17,7 +17,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID, ExtensionOID
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 from isthmus.net.rules_expiry import Standing, standing
 
 _SUFFIXES = (".crt", ".pem", ".cer")
@@ -172,7 +172,5 @@ def _key_state(path: Path, content: bytes, certificate: x509.Certificate) -> Key
 def _read(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except FileNotFoundError as exc:
-        raise ConfigError(f"{path}: file does not exist") from exc
     except OSError as exc:
-        raise ConfigError(f"{path}: {(exc.strerror or str(exc)).lower()}") from exc
+        raise unreadable(str(path), exc) from exc

@@ -33,7 +33,7 @@ def test_everything_that_is_wrong_at_once(
         f"{path}:2:13: upstreams[0]: 'y' is not HOST:PORT: no port in 'y'\n"
     )
     assert main(["apiserver-proxy", "check", str(tmp_path / "none")]) == 2
-    assert capsys.readouterr().err == f"isthmus: {tmp_path}/none: No such file or directory\n"
+    assert capsys.readouterr().err == f"isthmus: cannot read {tmp_path}/none: no such file\n"
 
 
 def test_convert(capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,7 +64,7 @@ def test_convert_what_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--upstream=a:1", "--idle-timeout=10"], "--idle-timeout: '10' is not a duration"),
         (["--upstream=a:1", "--manage-address=maybe"], "--manage-address: 'maybe' is neither"),
         (["--upstraem=a:1"], "unknown flag --upstraem, did you mean --upstream?"),
-        (["--config=/nowhere"], "--config /nowhere: No such file or directory"),
+        (["--config=/nowhere"], "cannot read --config /nowhere: no such file"),
         (["--upstream=a:1", "--ca-cert=/nowhere", "--manage-address=false"],
          "--ca-cert /nowhere: "),
     ],

@@ -30,7 +30,7 @@ def test_everything_that_is_wrong_at_once(
             f"{path}:3:36: routes[0].backends[0]: 'y' is not HOST:PORT: no port in 'y'\n"
         )
     assert main(["sni-router", "check", str(tmp_path / "none")]) == 2
-    assert capsys.readouterr().err == f"isthmus: {tmp_path}/none: No such file or directory\n"
+    assert capsys.readouterr().err == f"isthmus: cannot read {tmp_path}/none: no such file\n"
 
 
 def explain(capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, object]]:
@@ -154,4 +154,4 @@ def test_without_a_file_it_does_not_run(capsys: pytest.CaptureFixture[str]) -> N
     assert main(["sni-router"]) == 2
     assert capsys.readouterr().err.startswith("isthmus: --config is missing")
     assert main(["sni-router", "--config=/nowhere/r.yaml", "--listen=127.0.0.1:0"]) == 2
-    assert "isthmus: --config /nowhere/r.yaml: No such file" in capsys.readouterr().err
+    assert "isthmus: cannot read --config /nowhere/r.yaml: no such file" in capsys.readouterr().err

@@ -176,7 +176,7 @@ def test_what_is_wrong_with_files_is_one_sentence(
 
     path = tmp_path / "no-pem"
     assert said(f"--ca-cert={path}", token) == f"--ca-cert {path}: contains no PEM certificate"
-    assert "file does not exist" in said(f"--ca-cert={tmp_path}/nowhere", token)
+    assert "no such file" in said(f"--ca-cert={tmp_path}/nowhere", token)
     assert "the token expired on" in said(ca, f"--token-file={tmp_path / 'over'}")
     assert "it contains no token" in said(ca, f"--token-file={tmp_path / 'empty'}")
     assert "one word of ASCII" in said(ca, f"--token-file={tmp_path / 'no-token'}")
@@ -227,8 +227,8 @@ def test_what_is_wrong_with_flags_is_one_sentence(
         ((ADDRESS, "--timeout=0s"), "--timeout must be longer than 0"),
         ((ADDRESS, "--agent-admin=x"), "--agent-admin: no port in 'x'"),
         ((ADDRESS, "--agent-admin-cert=x"), "--agent-admin-cert needs --agent-admin-key as well"),
-        ((ADDRESS, "--kubeconfig=/nowhere"), "--kubeconfig /nowhere: cannot be read"),
-        ((ADDRESS, "--ca-cert=/nowhere"), "--ca-cert /nowhere: file does not exist"),
+        ((ADDRESS, "--kubeconfig=/nowhere"), "cannot read --kubeconfig /nowhere: no such file"),
+        ((ADDRESS, "--ca-cert=/nowhere"), "cannot read --ca-cert /nowhere: no such file"),
         ((ADDRESS, "--tls-server-name=a b"), "--tls-server-name: not a host name"),
     ],
 )

@@ -123,9 +123,9 @@ def test_all_errors_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = run(capsys, "check plain.yaml service.yaml egress.yaml absent.yaml")
     assert (code, out) == (2, "")
     assert err == (
-        "isthmus: absent.yaml: No such file or directory\n"
+        "isthmus: cannot read absent.yaml: no such file\n"
         "plain.yaml:5:57: connectionService.connection.caBundle:"
-        " nowhere.crt: No such file or directory\n"
+        " nowhere.crt: no such file\n"
         "egress.yaml:4:9: egressSelections[0].name:"
         " 'cluster' is defined already: cluster at service.yaml:4\n"
     )

@@ -157,7 +157,7 @@ def test_a_dial_that_fails(config: str, listener: socket.socket) -> None:
             ["127.0.0.1:80", "--config", "{config}", "--timeout", "nan"],
             "--timeout: nan is not a number of seconds",
         ),
-        (["127.0.0.1:80", "--config", "/nowhere.yaml"], "/nowhere.yaml: No such file or directory"),
+        (["127.0.0.1:80", "--config", "/nowhere.yaml"], "cannot read /nowhere.yaml: no such file"),
         (
             ["127.0.0.1:80", "--config", "{config}", "--network", "moon"],
             "Unknown network 'moon': the configuration has cluster, here",

@@ -125,7 +125,7 @@ def test_mistakes(
 
 def test_a_file_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["egress", "explain", "--config", "/nowhere.yaml"]) == 2
-    assert capsys.readouterr().err == "isthmus: /nowhere.yaml: No such file or directory\n"
+    assert capsys.readouterr().err == "isthmus: cannot read /nowhere.yaml: no such file\n"
     assert main(["egress", "explain", "--config", ""]) == 2
     assert capsys.readouterr().err == "isthmus: --config is empty\n"
 

@@ -132,7 +132,10 @@ def test_a_table(capsys: pytest.CaptureFixture[str], policy: str) -> None:
         (("--destination=10.1.2.3",), "--destination: no port in '10.1.2.3'"),
         (("--destination=a:1", "--requester=bob"), "--requester is KIND:NAME with a kind of"),
         (("--destination=a:1", "--requester=pid:1"), "--requester is KIND:NAME with a kind of"),
-        (("--destination=a:1", "--policy-file=/none"), "--policy-file /none: No such file"),
+        (
+            ("--destination=a:1", "--policy-file=/none"),
+            "cannot read --policy-file /none: no such file",
+        ),
         (("--destination=a:1", EAST, "--cluster-network=b=10.0.0.0/8"), "overlap"),
         (("--destination=a:1", "--policy-file="), "--policy-file is empty"),
         (("--destination=a:1", "--cluster-network="), "--cluster-network is empty"),

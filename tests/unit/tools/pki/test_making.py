@@ -245,8 +245,8 @@ def test_a_leaf_does_not_outlive_the_kept_ca(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "sentence"),
     [
-        ("ca.crt", None, r"ca\.crt: file does not exist"),
-        ("ca.key", None, r"ca\.key: file does not exist"),
+        ("ca.crt", None, r"ca\.crt: no such file"),
+        ("ca.key", None, r"ca\.key: no such file"),
         ("ca.crt", b"no", r"ca\.crt: contains no PEM certificate"),
         ("ca.key", b"no", r"ca\.key: not a PEM private key"),
         ("ca.key", "server.key", r"ca\.key: key does not match the certificate in .*ca\.crt"),
@@ -329,7 +329,7 @@ def test_show_counts_days_below_zero_once_expired(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (None, "x.crt: file does not exist"),
+        (None, "x.crt: no such file"),
         (b"", "x.crt: contains no PEM certificate"),
         (
             b"-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----\n",

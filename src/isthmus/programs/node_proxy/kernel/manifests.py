@@ -24,7 +24,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from isthmus.errors import ConfigError
+from isthmus.errors import ConfigError, unreadable
 from isthmus.logs import log
 from isthmus.programs.node_proxy.rules.model import NodeObject, ServiceObject, SliceObject
 from isthmus.programs.node_proxy.rules.reading import (
@@ -394,8 +394,7 @@ def find_in(directory: Path) -> list[Path]:
     try:
         found = sorted(filter(_is_manifest, directory.iterdir()))
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else ""
-        raise ConfigError(f"cannot list {directory}: {why or error}") from error
+        raise unreadable(str(directory), error) from error
     if len(found) > MAX_FILES:
         raise ConfigError(f"{directory}: more than {MAX_FILES} files")
     return found
@@ -426,8 +425,7 @@ def read_file(path: Path) -> FileObjects:
     try:
         data = _data(path)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) else ""
-        raise ConfigError(f"cannot read {path}: {why or error}") from error
+        raise unreadable(str(path), error) from error
     return parse(data, str(path), as_json=path.suffix == ".json")
 
 

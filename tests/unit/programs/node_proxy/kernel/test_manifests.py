@@ -175,7 +175,7 @@ def test_aliases_are_written_out(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing, pipe = tmp_path / "missing.yaml", tmp_path / "pipe.yaml"
-    assert wrong(missing) == f"cannot read {missing}: No such file or directory"
+    assert wrong(missing) == f"cannot read {missing}: no such file"
     os.mkfifo(pipe)
     assert wrong(pipe) == f"cannot read {pipe}: not a regular file"
     monkeypatch.setattr(manifests, "MAX_FILE_BYTES", 20)
