@@ -1,4 +1,4 @@
-"""Users of a node who hold node ports on localhost: they keep out themselves, and nobody else."""
+"""Users who occupy node ports on localhost: they lock out only themselves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the node proxy sets and hears of a real kernel, in a network of its own."""
+"""The node proxy sets sysctls of a real kernel and follows its addresses, in its own namespace."""
 
 from __future__ import annotations
 

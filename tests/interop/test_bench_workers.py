@@ -1,4 +1,4 @@
-"""bench/workers.py: with two workers both work, and none of its limits outlives it."""
+"""bench/workers.py: both of two workers are used, and its CPU limits are removed."""
 
 from __future__ import annotations
 

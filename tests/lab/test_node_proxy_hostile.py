@@ -1,4 +1,4 @@
-"""Objects that nobody should write, given to the kernel: rules of other Services must not suffer.
+"""Hostile objects, programmed into the kernel: they must not affect rules of other Services.
 
 A single rule that iptables-restore or nft refuses would keep the rules of every Service out of the
 kernel, so that anybody who may write a Service could stop all of them.

@@ -1,6 +1,6 @@
-"""Services on two nodes, by iptables and by nftables: real connections, and what disturbs them.
+"""Services on two nodes, by iptables and by nftables: real connections, and disturbances.
 
-Who is masqueraded is in test_services_masquerade.py.
+test_services_masquerade.py checks what is masqueraded.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ IpAddress = IPv4Address | IPv6Address
 IpNetwork = IPv4Network | IPv6Network
 
 CUT, MEND = "cut", "mend"
-#: How long a process has to be ready, unless something else is said.
+#: The default time limit for a process to become ready.
 READY_WITHIN_S = 60.0
 #: The prefix of a target for ask by UDP.
 UDP = "udp://"

@@ -1,4 +1,4 @@
-"""What a kernel says of its rules, made comparable: order is kept only where it counts.
+"""Rules listed by a kernel, made comparable: order is kept only where it matters.
 
 Dropped: counters, the time of saving, the canary chains, which hold nothing, and from nftables the
 rule without a map directly behind one that balances with a map of its own, which only ours have

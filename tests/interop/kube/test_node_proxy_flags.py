@@ -1,4 +1,4 @@
-"""Every flag that kube-proxy's own help names, given to kube-proxy and to ours.
+"""Every flag in kube-proxy's own help, given to kube-proxy and to isthmus node-proxy.
 
 Both write the settings that they made of it to a file: what a flag changes in kube-proxy's it has
 to change in ours, and what ours refuses it has to refuse in one sentence.

@@ -1,4 +1,4 @@
-"""What the ports of kube-proxy and of ours serve, side by side: metrics, health, settings."""
+"""The ports of kube-proxy and isthmus node-proxy compared: metrics, health, settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a node proxy hears of a real kube-apiserver, with kube-proxy's own rights and after loss."""
+"""A node proxy watches a real kube-apiserver, with kube-proxy's rights and after outages."""
 
 from __future__ import annotations
 

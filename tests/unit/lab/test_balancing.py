@@ -1,4 +1,4 @@
-"""Where a connection goes: by chance, by its source, by load; and who is left out for a while."""
+"""The choice of a backend: at random, by source, by load; and skipped backends."""
 
 from __future__ import annotations
 
