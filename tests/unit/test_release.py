@@ -152,6 +152,16 @@ def test_a_command_that_fails_is_one_sentence(work: Work) -> None:
     assert "much" in (work.root / "build/release/dist.log").read_text()
 
 
+def test_a_failed_test_is_named(work: Work) -> None:
+    said = "FAILED tests/test_a.py::test_b - boom\n1 failed, 14 passed in 2 s"
+    with pytest.raises(ReleaseError, match=r"exit code 1: FAILED tests/test_a.py::test_b - boom;"):
+        work.logged("skew", [sys.executable, "-c", f"print({said!r}); raise SystemExit(1)"])
+    # The log of an earlier run is not kept.
+    log = work.root / "build/release/skew.log"
+    assert Work(root=work.root).logged("skew", ["echo", "anew"]) == "anew\n"
+    assert "FAILED" not in log.read_text()
+
+
 def layer(files: dict[str, bytes]) -> bytes:
     data = io.BytesIO()
     with tarfile.open(fileobj=data, mode="w") as tar:

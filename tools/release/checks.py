@@ -39,6 +39,7 @@ class Work:
     root: Path = ROOT
     rehearsal: bool = False
     _version: str = field(default="", init=False)
+    _logs: set[Path] = field(default_factory=set, init=False)
 
     @property
     def version(self) -> str:
@@ -90,17 +91,24 @@ class Work:
             cwd=self.root, env={**inherited, **(env or {})}, input=stdin,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=STEP_LIMIT_S, check=False,
         )  # fmt: skip
-        with log.open("ab") as file:
+        with log.open("ab" if log in self._logs else "wb") as file:
+            self._logs.add(log)
             file.write(f"$ {' '.join(map(str, argv))}\n".encode() + done.stdout)
         text = done.stdout.decode(errors="replace")
         if done.returncode != 0:
-            last = next((line for line in reversed(text.splitlines()) if line.strip()), "")
             where = log.relative_to(self.root)
             raise ReleaseError(
                 f"{Path(argv[0]).name} failed with exit code {done.returncode}:"
-                f" {last.strip()[:200]}; all of its output is in {where}"
+                f" {_reason(text)[:200]}; all of its output is in {where}"
             )
         return text
+
+
+def _reason(output: str) -> str:
+    """The line that says what failed: the first test that pytest names, else the last line."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    failed = [line for line in lines if line.startswith("FAILED ")]
+    return next(iter(failed or lines[-1:]), "no output")
 
 
 def tree(work: Work) -> str:
@@ -131,7 +139,12 @@ def versions(work: Work) -> str:
             shutil.copytree(source, place) if source.is_dir() else shutil.copy(source, place)
         chart = copy / "deploy/helm/isthmus/Chart.yaml"
         said = dict(re.findall(r'^(version|appVersion): "?([^"\n]+)"?$', chart.read_text(), re.M))
-        argv = [sys.executable, work.root / "tools/set-version", work.version, copy]
+        argv: list[str | Path] = [
+            sys.executable,
+            work.root / "tools/set-version",
+            work.version,
+            copy,
+        ]
         before = chart.read_bytes()
         work.logged("versions", argv)
         if chart.read_bytes() != before:
@@ -296,7 +309,7 @@ def chart(work: Work) -> str:
         raise ReleaseError(f"helm is not installed and cannot be built: {error}") from error
     place = work.root / "deploy/helm/isthmus"
     work.logged("chart", [helm, "lint", "--strict", place])
-    render = [helm, "template", f"--kube-version={KUBERNETES}", "isthmus", place]
+    render: list[str | Path] = [helm, "template", f"--kube-version={KUBERNETES}", "isthmus", place]
     text = work.logged("chart", render)
     objects = len(re.findall(r"^kind: ", text, re.M))
     if not objects:
