@@ -118,7 +118,7 @@ class Cluster:
             where = f"in namespace {named}" if named else "in the current namespace"
         what = " or ".join(self.programs) if self.programs else "an Isthmus program"
         todo = "choose others with -l" if self.chosen.get(ALL) else "search with -A, or give -n"
-        return f"no pods that run {what} found {where} (selector {self.selector}); {todo}"
+        return f"found no admin port of {what} {where} (selector {self.selector}); {todo}"
 
     def forwards(self) -> Forwards:
         """The port-forwards to its pods."""
