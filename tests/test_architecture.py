@@ -9,6 +9,7 @@ from functools import cache
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 ROOT = Path(__file__).parents[1] / "src" / "isthmus"
 
@@ -72,13 +73,38 @@ def package_of(path: Path) -> str:
 
 
 @cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text())
+def shape() -> ModuleType:
+    """tools/shape, which also prints these measures."""
+    path = ROOT.parents[1] / "tools" / "shape"
+    loader = SourceFileLoader("shape", str(path))
+    spec = importlib.util.spec_from_loader("shape", loader)
+    assert spec is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules["shape"] = made  # where its dataclasses look for their annotations
+    loader.exec_module(made)
+    return made
 
 
+@cache
+def source_tree() -> Any:
+    return shape().Tree.read()
+
+
+@cache
+def module_at(path: Path) -> Any:
+    """A module as tools/shape has it: parsed and walked once for all tests."""
+    return _known().get(path) or shape().Module(path, path.read_text())
+
+
+@cache
+def _known() -> dict[Path, Any]:
+    return {module.path: module for module in source_tree().modules}
+
+
+@cache
 def imports_of(path: Path) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
-    for node in ast.walk(tree_of(path)):
+    for node in module_at(path).nodes:
         if isinstance(node, ast.Import):
             found += [(node.lineno, alias.name) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -155,7 +181,7 @@ def test_pure_files_stay_pure() -> None:
 def test_every_module_says_what_it_is() -> None:
     wrong = []
     for path in modules():
-        doc = ast.get_docstring(tree_of(path)) or ""
+        doc = ast.get_docstring(module_at(path).tree) or ""
         if not doc.partition("\n")[0].endswith((".", ":")):
             wrong.append(f"{named(path)}: its docstring does not open with a sentence")
     assert not wrong, "\n".join(wrong)
@@ -166,19 +192,6 @@ def test_the_glossary_lists_the_words_of_the_house() -> None:
     words = "frontend agent link dial tunnel end join drain strategy network destination"
     for word in words.split():
         assert f"\n{word} " in doc, f"the package docstring does not explain {word!r}"
-
-
-@cache
-def shape() -> ModuleType:
-    """tools/shape, which also prints these measures."""
-    path = ROOT.parents[1] / "tools" / "shape"
-    loader = SourceFileLoader("shape", str(path))
-    spec = importlib.util.spec_from_loader("shape", loader)
-    assert spec is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules["shape"] = made  # where its dataclasses look for their annotations
-    loader.exec_module(made)
-    return made
 
 
 #: By measure of tools/shape, what there may be at most. Lower it whenever there is less.
@@ -193,7 +206,7 @@ MOST = {
 
 
 def test_the_shape_gets_no_worse() -> None:
-    tree = shape().Tree.read()
+    tree = source_tree()
     wrong = []
     for measure, most in MOST.items():
         found = shape().MEASURES[measure][1](tree)
