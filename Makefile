@@ -12,7 +12,7 @@ APART   := $(if $(filter-out 0,$(JOBS)),--tx '$(JOBS)*popen//python=tests/apart'
 WHERE    = $(if $(filter tests/%,$(ARGS)),,$(1))
 # Debian's packages that tests, the bench and namespaces use; see tools/system-packages.
 .DEFAULT_GOAL := help
-.PHONY: help dev run test check docs format bench fuzz hold interop lab nightly reference pictures proto dist image lock changelog release clean
+.PHONY: help dev run test check docs format bench fuzz hold conformance interop lab nightly reference pictures proto dist image lock changelog release clean
 
 help: ## Show this list
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -57,7 +57,7 @@ interop: dev ## Test against foreign peers: kube-apiserver, konnectivity-client,
 	$(PY) -m pytest $(APART) -m "interop and not nightly" $(call WHERE,tests/interop) $(ARGS)
 
 lab: dev ## Run every topology of the lab, in network namespaces (needs root)
-	-$(VENV)/bin/isthmus lab build kubernetes > /dev/null
+	-$(PY) -m conformance.run --build
 	$(PY) -m pytest $(APART) -m "lab and not nightly" $(call WHERE,tests/lab tests/docs) $(ARGS)
 
 nightly: export ISTHMUS_NIGHTLY = 1
@@ -66,6 +66,7 @@ nightly: dev ## Run what only a release needs: long tests, all pairs of ends, ma
 	$(PY) -m pytest -m nightly $(ARGS)
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m "hypothesis and not interop and not lab and not nightly" $(ARGS)
 	$(PY) -m hold.run --quick
+	$(PY) -m conformance.run --mode nftables --mode iptables
 
 bench: dev ## Measure direct, a haproxy pair and Isthmus in one run
 	$(PY) bench/run.py $(ARGS)
@@ -93,6 +94,9 @@ dist image release: export SOURCE_DATE_EPOCH ?= $(or $(shell git log -1 --format
 dist: dev ## Build the wheel and the source distribution, in dist/
 	rm -rf dist
 	$(PY) -m build --no-isolation --outdir dist .
+
+conformance: dev ## Run Kubernetes' own tests against the lab's cluster; ARGS="--only short"
+	$(PY) -m conformance.run $(ARGS)
 
 image: dist ## Build the container image: by podman, buildah or docker, or as an OCI archive in dist/
 	PYTHONPATH=tools $(PY) -m container $(ARGS)
