@@ -85,7 +85,7 @@ def test_programs_that_are_well(server: Program, agent: Program) -> None:
     done = {one["about"]: one for one in found["target"] if "server" in one["program"]}
     assert "through the server's socket" in next(iter(done.values()))["done"]
     (answer,) = found["answer"]
-    assert answer["seen"] == "it answers, and has accepted our certificate"
+    assert answer["seen"] == "it answers, and accepted the certificate"
     # Being examined is no failure: the next doctor finds nothing of the one before.
     assert worst(findings(admin(server), admin(agent))) == {}
 

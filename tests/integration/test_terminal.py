@@ -313,7 +313,7 @@ def test_ending_a_tunnel(stack: Stack, capsys: Captured) -> None:
         assert run(capsys, *ended) == (
             2,
             "",
-            "isthmus: nobody can be asked without a terminal; give --yes to end the tunnel\n",
+            "isthmus: it cannot ask without a terminal; give --yes to end the tunnel\n",
         )
         assert len(data(capsys, "tunnels", "--admin", url(stack))["items"]) == 2
         assert run(capsys, *ended, "--yes") == (

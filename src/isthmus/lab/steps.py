@@ -40,6 +40,7 @@ from isthmus.lab.topology import (
     Verb,
     WindowsGrow,
 )
+from isthmus.text.units import size, took
 
 _LOOK_AGAIN_S = 0.1
 _SNAPSHOT_TIMEOUT_S = 2.0
@@ -121,7 +122,7 @@ def describe(topology: Topology, step: LabStep) -> StepResult:
         case AgentsAre():
             return _seen(step.server, "agents", _list(sorted(step.agents)))
         case WindowsGrow():
-            expected = f"grew by ≥ {step.at_least_bytes / 1024:.0f} KiB"
+            expected = f"grew by ≥ {size(step.at_least_bytes)}"
             return _seen(step.process, "windows of its links", expected)
         case Run():
             wish = "fails" if step.fails else "works"
@@ -199,7 +200,7 @@ def _said(attempt: LabAttempt, outcome: AttemptOutcome) -> str:
     if outcome.failing is not None:
         return f"{outcome.failing.value}: {_short(outcome.said)}"
     if attempt.verb in (Verb.DOWNLOAD, Verb.UPLOAD):
-        return f"{outcome.mbit:.1f} Mbit/s, {outcome.bytes / 1e6:.1f} MB"
+        return f"{outcome.mbit:.1f} Mbit/s, {size(outcome.bytes)}"
     return _short(outcome.said) or "works"
 
 
@@ -239,7 +240,7 @@ def _windows(stage: LabStage, step: WindowsGrow) -> Verdict:
     if picture is None:
         return "no answer", False
     grown = sum(link["windowGrowthPeakBytes"] for link in picture["links"])
-    return f"grew by {grown / 1024:.0f} KiB", grown >= step.at_least_bytes
+    return f"grew by {size(grown)}", grown >= step.at_least_bytes
 
 
 # Actions.
@@ -316,7 +317,7 @@ def _end_traffic(stage: LabStage, step: TrafficEnds) -> Verdict:
     most = step.at_most_failed
     failed = f"{count.failures} failed{_reasons(count.failed)}"
     return (
-        f"{count.worked} worked, {failed}, slowest {count.slowest_s * 1000:.0f} ms",
+        f"{count.worked} worked, {failed}, slowest {took(count.slowest_s)}",
         count.worked > 0 and (most is None or count.failures <= most),
     )
 

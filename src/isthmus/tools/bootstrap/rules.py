@@ -103,7 +103,7 @@ def skipped_for(name: StepName, before: Mapping[StepName, CheckStep]) -> CheckSt
     for need in NEEDS.get(name, ()):
         if need in before and before[need].state in (CheckState.FAILED, CheckState.SKIPPED):
             return CheckStep(
-                name=name, state=CheckState.SKIPPED, found=f"not looked at: {need.value} first"
+                name=name, state=CheckState.SKIPPED, found=f"not checked: {need.value} first"
             )
     return None
 

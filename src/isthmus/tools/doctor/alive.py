@@ -53,7 +53,7 @@ def see_links(patient: Patient) -> Iterator[Finding]:
     if not links and helpers:
         yield asked.warn(
             f"none: dials are relayed through {', '.join(helpers[:3])}",
-            "run isthmus doctor on the agents' machines if it stays so: they are who connects",
+            "run isthmus doctor on the agents' machines if none connects",
         )
     elif not links:
         yield asked.fail(

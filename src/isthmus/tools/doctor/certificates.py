@@ -19,6 +19,7 @@ from isthmus.net.certificates import Purpose, TlsFiles, authorities
 from isthmus.net.contexts import client_context, server_context
 from isthmus.net.rules_expiry import Standing, standing
 from isthmus.programs.server.rules_role_warnings import TODO, role_warnings
+from isthmus.text.units import age
 from isthmus.tools.doctor.files import placed
 from isthmus.tools.doctor.layout import tls_uses
 from isthmus.tools.pki.show import CertificateInfo, show
@@ -120,7 +121,7 @@ def _see_names(about: str, use: TlsUse, own: CertificateInfo) -> Iterator[Findin
     asked = Asked(CheckId.NAMES, about, "read its subject alternative names")
     if not own.names:
         yield asked.fail(
-            "it has none, and nobody looks at the common name any more",
+            "it has none, and clients ignore the common name",
             "have it made with the names and addresses that peers dial",
         )
         return
@@ -171,7 +172,7 @@ def judge_expiry(asked: Asked, start: datetime, end: datetime, now: datetime) ->
     if now < start:
         return asked.fail(
             f"it is not valid before {start.isoformat()}, and now is {now.isoformat()}",
-            "see whether the clock of this machine is right, or that of who signed it",
+            "check the clock of this machine, and of the machine that signed it",
         )
     if now > end:
         return asked.fail(f"it expired on {day}", "renew it; a running program picks the file up")
@@ -247,10 +248,11 @@ _WARN, _FAIL = timedelta(seconds=5), timedelta(minutes=1)
 
 def judge_skew(about: str, theirs: datetime, ours: datetime) -> Finding:
     """Compare the time of a peer with ours; a Date has whole seconds."""
-    asked = Asked(CheckId.CLOCK, about, "compared its time with ours")
+    asked = Asked(CheckId.CLOCK, about, "compared its time with this machine's")
     skew = ours - theirs
     far = abs(skew)
-    seen = f"ours is {far.total_seconds():.0f} s {'ahead' if skew > timedelta(0) else 'behind'}"
+    side = "ahead" if skew > timedelta(0) else "behind"
+    seen = f"this clock is {age(far.total_seconds())} {side}"
     todo = "see that NTP runs on both machines (timedatectl, chronyc tracking)"
     if far > _FAIL:
         return asked.fail(f"{seen}: tokens, Leases and new certificates are judged wrongly", todo)

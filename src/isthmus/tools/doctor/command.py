@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from shutil import get_terminal_size
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
@@ -201,9 +202,11 @@ class _Teller:
 
     def _tell(self, progress: Progress) -> None:
         if self._shown:
-            waits = shorten(", ".join(dict.fromkeys(progress.waits_for)), 50, placeholder=" …")
-            text = f"\r\x1b[K{progress.done} of {progress.of} checks done; waiting for {waits}"
-            click.echo(text, nl=False, err=True)
+            waits = ", ".join(dict.fromkeys(progress.waits_for))
+            text = f"{progress.done} of {progress.of} checks done; waiting for {waits}"
+            # A line that wraps would not go away.
+            shown = shorten(text, get_terminal_size().columns - 1, placeholder=" …")
+            click.echo(f"\r\x1b[K{shown}", nl=False, err=True)
 
 
 def _check_command(name: str, settings: type[Any], what: str, example: str) -> click.Command:

@@ -62,7 +62,7 @@ def _take(number: int, patient: Patient, look: Look, reports: queue.SimpleQueue[
         for finding in look.see(patient):
             reports.put((number, replace(finding, program=patient.name)))
     except IsthmusError as error:
-        reports.put((number, _broken(patient, look, CheckState.SKIPPED, f"not looked at: {error}")))
+        reports.put((number, _broken(patient, look, CheckState.SKIPPED, f"not checked: {error}")))
     except Exception as error:  # whatever a machine can come up with: the others go on
         text = f"the check itself failed: {type(error).__name__}: {error}"
         reports.put((number, _broken(patient, look, CheckState.FAILED, text)))
@@ -104,7 +104,7 @@ def _too_late(
     seen = {finding.check for finding in found if finding.program == patient.name}
     for check in look.checks:
         if check not in seen:
-            text = f"no end within {limit_s:g} s"
+            text = f"not finished within {limit_s:g} s"
             yield replace(
                 _broken(patient, look, CheckState.FAILED, text),
                 check=check,

@@ -65,7 +65,7 @@ def see_files(patient: Patient) -> Iterator[Finding]:
     """Look at every file that the settings name."""
     user = User.of(patient)
     for file in named_files(patient.settings):
-        asked = Asked(CheckId.FILES, f"{file.flag} {file.path}", "looked at the file and read it")
+        asked = Asked(CheckId.FILES, f"{file.flag} {file.path}", "read the file")
         path = placed(patient, file.path)
         finding = judge_file(asked, file, path, user)
         yield finding
@@ -130,7 +130,7 @@ def _judge_content(asked: Asked, file: SettingsFile, path: Path) -> Finding:
 
 def judge_mode(file: SettingsFile, path: Path) -> Finding:
     """Is a secret for its owner and group only?"""
-    asked = Asked(CheckId.MODES, f"{file.flag} {file.path}", "looked at its mode")
+    asked = Asked(CheckId.MODES, f"{file.flag} {file.path}", "checked its mode")
     mode = path.stat().st_mode & 0o7777
     if not mode & 0o004:
         return asked.ok(f"mode {mode:04o}: not for everybody")

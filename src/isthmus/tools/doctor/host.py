@@ -126,7 +126,7 @@ def judge_route(asked: Asked, route: Route | None) -> Finding:
 
 def judge_mtu(about: str, route: Route) -> Finding:
     """Do whole packets fit?"""
-    asked = Asked(CheckId.MTU, about, f"looked at the MTU of {route.interface}")
+    asked = Asked(CheckId.MTU, about, f"checked the MTU of {route.interface}")
     if route.mtu < _LEAST_MTU:
         return asked.fail(
             f"{route.mtu} bytes, less than every network has to carry", "raise the MTU"
@@ -153,9 +153,7 @@ def filter_of(interface: str, root: Path = _SYS) -> int:
 
 def judge_filter(about: str, interface: str, value: int, uplinks: tuple[str, ...]) -> Finding:
     """May answers come in another way than questions go out?"""
-    asked = Asked(
-        CheckId.RP_FILTER, about, f"looked at rp_filter of {interface}, and at the uplinks"
-    )
+    asked = Asked(CheckId.RP_FILTER, about, f"checked rp_filter of {interface}, and at the uplinks")
     if value == _STRICT and len(uplinks) > 1:
         return asked.warn(
             f"strict, and there are several uplinks ({', '.join(uplinks)}): what comes in by"

@@ -171,7 +171,7 @@ async def _handshake(
     except ssl.SSLError as error:
         note.trouble = (error.reason or str(error)).lower().replace("_", " ")
     except TimeoutError:
-        note.trouble = f"nothing came back within {timeout_s:g} s"
+        note.trouble = f"no answer within {timeout_s:g} s"
     except OSError as error:
         cut = isinstance(error, ConnectionError) or error.errno == errno.EPIPE
         note.trouble = "the connection was cut" if cut else (error.strerror or str(error)).lower()
@@ -216,7 +216,7 @@ async def _ask(
                 await writer.drain()
                 said = await reader.read(_MOST_BYTES)
     except TimeoutError:
-        note.answer_trouble = f"nothing came back within {timeout_s:g} s"
+        note.answer_trouble = f"no answer within {timeout_s:g} s"
     except ssl.SSLError as error:
         note.answer_trouble = (error.reason or str(error)).lower().replace("_", " ")
     except OSError as error:
@@ -456,14 +456,14 @@ def _judge_alpn(note: Attempt, where: str) -> Finding:
 def _judge_answer(note: Attempt, where: str) -> Finding:
     asked = Asked(CheckId.ANSWER, where, "sent a ping, and waited for its answer")
     if note.answered:
-        return asked.ok("it answers, and has accepted our certificate")
+        return asked.ok("it answers, and accepted the certificate")
     files = note.peer.files
     shown = (
-        f"our certificate {files.cert}" if files is not None and files.cert else "no certificate"
+        f"the certificate {files.cert}" if files is not None and files.cert else "no certificate"
     )
     return asked.fail(
-        f"{note.answer_trouble}, after we showed {shown}",
-        "see that the peer trusts our certificate's authority (--cluster-ca-cert), and its log",
+        f"{note.answer_trouble}, after it was shown {shown}",
+        "check that the peer trusts the CA of this certificate (--cluster-ca-cert), and its log",
     )
 
 

@@ -28,7 +28,7 @@ def see_ports(patient: Patient) -> Iterator[Finding]:
         about = f"{listener.flag} {where}"
         running = patient.running
         if not listener.port:
-            asked = Asked(CheckId.PORTS, about, "looked at the number")
+            asked = Asked(CheckId.PORTS, about, "checked the number")
             yield asked.ok("0: the program takes any that is free")
         elif running is not None:
             asked = Asked(CheckId.PORTS, about, f"looked who listens on port {listener.port}")
@@ -114,7 +114,7 @@ def judge_held(asked: Asked, held: bool | None, who: list[PortHolder], pid: int)
 def see_sockets(patient: Patient) -> Iterator[Finding]:
     """Look at every UNIX socket that the settings name."""
     for file in layout_of(patient.settings).socket_files():
-        asked = Asked(CheckId.SOCKETS, f"{file.flag} {file.path}", "looked at the path")
+        asked = Asked(CheckId.SOCKETS, f"{file.flag} {file.path}", "checked the path")
         yield judge_socket(asked, file, running=patient.running is not None)
 
 

@@ -163,7 +163,7 @@ def _patient(running: Running, asked: Asked, asking: Asking) -> tuple[Patient | 
     if running.pid:
         seen += f", process {running.pid}"
     if not running.here:
-        seen += "; it is on another machine, so only what it says itself is looked at"
+        seen += "; it runs on another machine, so only its own reports are checked"
     if running.missing:
         paths = ", ".join(running.missing)
         return patient, asked.warn(

@@ -259,7 +259,7 @@ def _confirm(row: TunnelRow) -> None:
         click.Abort: it is not.
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError("nobody can be asked without a terminal; give --yes to end the tunnel")
+        raise ConfigError("it cannot ask without a terminal; give --yes to end the tunnel")
     who = one_line(f"{row.requester or 'somebody'} to {row.target}")
     question = f"End tunnel {one_line(row.id)}, {who}, open for {age(row.age_s)}?"
     click.confirm(question, abort=True, err=True)

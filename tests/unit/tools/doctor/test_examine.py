@@ -81,7 +81,7 @@ def test_a_look_that_hangs_is_left_behind_and_said() -> None:
         (CheckId.CONNECT, CheckState.OK),
         (CheckId.TLS, CheckState.FAILED),
     ]
-    assert "no end within" in findings[-1].seen
+    assert "not finished within" in findings[-1].seen
     assert told[-1].waits_for == ("connect",)
     assert told[-1].of == 2
 
