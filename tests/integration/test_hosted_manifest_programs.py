@@ -65,10 +65,15 @@ class Proxy:
             )
 
     def __enter__(self) -> Proxy:
-        wait_until(
-            lambda: "serving" in self.log or self._process.poll() is not None, "the proxy serves"
-        )
-        assert "serving" in self.log, self.log
+        try:
+            wait_until(
+                lambda: "serving" in self.log or self._process.poll() is not None,
+                "the proxy serves",
+            )
+            assert "serving" in self.log, self.log
+        except BaseException:  # then nothing else would end it
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
