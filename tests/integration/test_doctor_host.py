@@ -174,7 +174,7 @@ def test_the_command_of_a_node_proxy(
     """Everything together; its services come from files, so that no API is missed."""
     (SYS / "ip_forward").write_text("1")
     flags = [f"--manifests={tmp_path}", "--proxy-mode=nftables", "--cluster-cidr=10.1.0.0/16"]
-    assert main(["doctor", "node-proxy", *flags]) in (0, 1)
+    assert main(["doctor", "-v", "node-proxy", *flags]) in (0, 1)
     text = capsys.readouterr().out
     assert "ok       firewall-tools: --proxy-mode=nftables, IPv4" in text
     assert "ok       forwarding: net.ipv4.ip_forward" in text
