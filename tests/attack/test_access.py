@@ -526,7 +526,7 @@ def test_a_full_disk_hides_nothing(
         filler.unlink()
         wait_until(lambda: not failing(), "records are written again")
         wait_until(lambda: dialed() == "", "dials go on")
-        server.wait_log("audit log is written again")
+        server.wait_log("audit log writable again")
 
 
 def test_a_node_is_refused_while_nothing_is_written_down(fresh: Stack) -> None:

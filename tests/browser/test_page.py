@@ -446,3 +446,11 @@ def test_workers_of_one_server_are_one_row(browser: Browser) -> None:
         browser.wait_live()
         assert browser.text("#installation-count") == "1 of 1 server seen, 1 agent linked"
         assert browser.text("#installation-unknown") == ""
+    # Another server knows the workers by their Leases.
+    other = scenes.server(id="1", instance="cp-2", agents=1)
+    leased = [scenes.other_server(worker["serverId"]) for worker in workers]
+    other.snapshot.update(serverCount=3, otherServers=leased)
+    with FakeFeed(scene, other) as feed:
+        browser.page(feed.url)
+        browser.wait_live()
+        assert browser.texts("#installation-table tbody .badge-text") == ["ready", "ready"]

@@ -111,7 +111,7 @@ def test_tls_alone_is_enough_on_loopback_and_the_host_is_guarded(fresh: Stack) -
     context = trusting(fresh.files)
     assert https_get(server.admin_port, "/snapshot?limit=0", context)[0] == 200
     status, body = https_get(server.admin_port, "/snapshot", context, host="evil.example")
-    assert (status, body) == (403, b"this port answers only to the name of a loopback host\n")
+    assert (status, body) == (403, b"this port answers only requests for a loopback host name\n")
 
 
 def test_curl_reads_it(fresh: Stack) -> None:
@@ -372,7 +372,10 @@ def test_profiles_are_not_there_without_the_flag(fresh: Stack, kind: str) -> Non
     program = started(fresh, kind)
     for path in ("", "/", "/profile", "/heap", "/goroutine?debug=2", "/cmdline", "/symbol"):
         status, body = get(program, path)
-        assert (status, body) == (404, b"profiling is off; start with --enable-profiling\n"), path
+        assert (status, body) == (
+            404,
+            b"profiling is disabled; enable it with --enable-profiling\n",
+        ), path
     assert get(program, "/nothing") == (404, b"404 page not found\n")
     assert http_get(program.health_port, "/debug/pprof/")[0] == 404
 
@@ -410,11 +413,11 @@ def test_wrong_questions(fresh: Stack) -> None:
     server = fresh.add_server(enable_profiling=True)
     wrong = ("301", "-1", "x", "0000000000301", "9" * 5000)
     for path in (f"/{kind}?seconds={it}" for kind in ("profile", "heap") for it in wrong):
-        assert get(server, path) == (400, b"seconds: not a whole number from 1 to 300\n")
-    assert get(server, "/goroutine?debug=3") == (400, b"debug: not 0, 1 or 2\n")
+        assert get(server, path) == (400, b"seconds: must be a whole number from 1 to 300\n")
+    assert get(server, "/goroutine?debug=3") == (400, b"debug: must be 0, 1 or 2\n")
     assert get(server, "/trace") == (
         404,
-        b"there is no such profile here; /debug/pprof/ lists those that are\n",
+        b"unknown profile; /debug/pprof/ has a list\n",
     )
 
 
@@ -424,7 +427,7 @@ def test_one_profile_at_a_time_and_who_leaves_gives_it_up(fresh: Stack) -> None:
     with contextlib.closing(leaving):
         leaving.request("GET", "/debug/pprof/heap?seconds=300")
         wait_until(tracemalloc.is_tracing, "the profile is being taken")
-        assert get(server, "/profile?seconds=1") == (409, b"another profile is being taken\n")
+        assert get(server, "/profile?seconds=1") == (409, b"another profile is already running\n")
         assert get(server, "/goroutine")[0] == 200
     wait_until(lambda: not tracemalloc.is_tracing(), "it is given up")
     wait_until(lambda: get(server, "/heap")[0] == 200, "another can be taken")

@@ -159,7 +159,7 @@ def test_a_program_with_a_token(programs: Programs, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("too-short", "a token has at least 16 characters and this has 9;"),
+        ("too-short", "the token must have at least 16 characters, not 9;"),
         (None, "no such file"),
     ],
 )

@@ -89,7 +89,7 @@ def end_only(port: int) -> dict[str, Any]:
     status, text = post(port, f"/tunnels/{found['id']}/end")
     assert status == 200, text
     assert json.loads(text) == {"ended": found["id"], "connectionId": found["connectionId"]}
-    assert post(port, f"/tunnels/{found['id']}/end") == (404, f"there is no tunnel {found['id']}\n")
+    assert post(port, f"/tunnels/{found['id']}/end") == (404, f"no such tunnel: {found['id']}\n")
     return found
 
 
@@ -231,7 +231,7 @@ def test_another_user_of_this_machine_may_look_but_not_end(stack: Stack) -> None
             number = only_tunnel(port)["id"]
             assert curl_as(65534, port, "/snapshot?limit=0").endswith("200")
             said = curl_as(65534, port, f"/tunnels/{number}/end", *change)
-            assert said.startswith("only root and the user that this program runs as may change")
+            assert said.startswith("only root and the user of this program may make changes")
             assert said.endswith("403")
             assert only_tunnel(port)["id"] == number
         said = curl_as(0, stack.agent.admin_port, f"/tunnels/{number}/end", *change)
@@ -250,7 +250,7 @@ def test_nobody_ends_a_tunnel_through_a_tunnel(stack: Stack, kind: str) -> None:
         request = f"POST /tunnels/{number}/end HTTP/1.1\r\nHost: localhost\r\n"
         client.send(f"{request}X-Isthmus-Intent: end\r\nContent-Length: 0\r\n\r\n".encode())
         assert client.read_head().startswith(b"HTTP/1.1 403 ")
-        assert b"a connection that this program made for others" in client.recv()
+        assert b"through a tunnel of this program" in client.recv()
         assert only_tunnel(port)["id"] == number
 
 
@@ -324,7 +324,7 @@ def test_tls_without_certificates_of_clients_looks_at_their_users(fresh: Stack) 
     tls = ssl.create_default_context(cafile=str(files.ca_cert))
     assert post(fresh.server.admin_port, "/tunnels/7/end", tls=tls) == (
         404,
-        "there is no tunnel 7\n",
+        "no such tunnel: 7\n",
     )
 
 

@@ -187,13 +187,13 @@ def test_a_source_with_a_token(fresh: Stack, tmp_path: Path, impatient: None) ->
             with pytest.raises(ConnectionResetError):
                 far.recv()
         reply = end_tunnel(port, "0", 999)
-        assert (reply.status, reply.body) == (404, b"there is no tunnel 999\n")
+        assert (reply.status, reply.body) == (404, b"no such tunnel: 999\n")
         assert end_tunnel(port, "7", 1).status == 404
     wrong = token_file(tmp_path, "another-token-0123456789")
     with merged(fresh, url(server.admin_port), token_file=str(wrong)) as port:
         with Watcher(port) as shown:
             said = shown.next("lost")["why"]
-            assert said == f"{url(server.admin_port)} wants a token that it knows; see --token-file"
+            assert said == f"{url(server.admin_port)} requires a valid token; see --token-file"
             wrong.write_text(TOKEN)  # read again each time
             shown.next("full")
         assert end_tunnel(port, "0", 999).status == 404
@@ -226,8 +226,8 @@ def test_what_is_no_program_of_ours_is_lost(fresh: Stack, impatient: None) -> No
         answers = {
             b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n": "has no dashboard",
             b"HTTP/1.1 302 Found\r\nLocation: http://evil.example/\r\nContent-Length: 0\r\n\r\n":
-                "answers with 302",
-            b"HTTP/1.1 200 OK\r\n\r\nevent: hello\ndata: {}\n\n": "says hello as no program",
+                "answered with status 302",
+            b"HTTP/1.1 200 OK\r\n\r\nevent: hello\ndata: {}\n\n": "invalid hello event",
             b"HTTP/1.1 200 OK\r\n\r\nevent: hello\ndata: hi\n\n": "not JSON",
             b"SSH-2.0-OpenSSH_9\r\n": "does not answer in HTTP",
             b"": "hung up without an answer",
@@ -287,8 +287,7 @@ def test_other_users_of_the_machine_are_refused(fresh: Stack) -> None:
             return ran.stdout
 
         assert asked_by_nobody("/ui/events") == (
-            "this page is only for root and for the user who started it, and this comes from"
-            " nobody\n"
+            "this page is only for root and the user who started it; this request is from nobody\n"
         )
         assert asked_by_nobody("/ui/").startswith("<!doctype html>")
 

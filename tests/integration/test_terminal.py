@@ -201,7 +201,7 @@ def test_an_older_program_is_shown_as_far_as_it_tells(stack: Stack, capsys: Capt
         assert "not known" in run(capsys, "status", "--admin", old)[1]
         (tunnel,) = data(capsys, "tunnels", "--admin", old)["items"]
         code, _, err = run(capsys, "tunnels", "end", str(tunnel["id"]), "--yes", "--admin", old)
-        assert code == 2 and f"or {old} is too old to end one" in err
+        assert code == 2 and f"or {old} is too old to end tunnels" in err
 
 
 def test_tunnels(stack: Stack, capsys: Captured) -> None:
@@ -332,7 +332,7 @@ def test_ending_a_tunnel(stack: Stack, capsys: Captured) -> None:
             assert terminal.wait_exit() == 0
         assert clients[1].recv() == b""
     code, _, err = run(capsys, *ended, "--yes")
-    assert (code, err) == (2, f"isthmus: there is no tunnel {first['id']}\n")
+    assert (code, err) == (2, f"isthmus: no such tunnel: {first['id']}\n")
 
 
 def test_a_number_that_is_another_tunnels_by_now_is_not_ended() -> None:
@@ -359,7 +359,7 @@ def test_a_number_that_is_another_tunnels_by_now_is_not_ended() -> None:
         there = f"http://127.0.0.1:{server.server_port}"
         args = [*COMMAND, "tunnels", "end", "1", "--admin", there]
         with Terminal(args, ENVIRONMENT) as terminal:
-            terminal.wait_screen("End tunnel 1, somebody to 10.0.0.1:443")
+            terminal.wait_screen("End tunnel 1, unknown to 10.0.0.1:443")
             terminal.type("y\r")
             assert terminal.wait_exit() == 2
             assert "the tunnel 1 to 10.0.0.1:443 has ended already" in terminal.text

@@ -86,7 +86,7 @@ def test_keys_and_screens(stack: Stack) -> None:
         terminal.type("\x1b")
         terminal.wait_screen("1/2  q quit")
         terminal.type("?")
-        terminal.wait_screen("reverse the order", "any key goes back")
+        terminal.wait_screen("reverse the order", "press any key to go back")
         terminal.type("x ")
         terminal.wait_screen("paused")
         terminal.type(" sq")

@@ -40,7 +40,7 @@ def test_it_waits_alive_and_not_ready(
     program = programs.start(
         kind, "run", *flags(mounted, f"--health-port={health}", f"--workers={workers}")
     )
-    program.wait_log("waiting for files that are not there yet")
+    program.wait_log("waiting for missing files")
     assert http_get(health, "/livez") == (200, "ok")
     status, said = http_get(health, "/readyz")
     assert (status, said.startswith("waiting for --ca-cert-path")) == (500, True)

@@ -224,7 +224,7 @@ def test_a_profile_of_one_worker(bed: Bed) -> None:
     # Whatever else is said there means nothing, to the parent as to the worker.
     status, text = bed.get("/debug/pprof/goroutine?debug=1&worker=1&what=x&timeout_s=1&self=2")
     assert (status, "worker.py" in text) == (200, True)
-    assert bed.get("/debug/pprof/goroutine?debug=1&worker=7") == (404, "there is no such worker\n")
+    assert bed.get("/debug/pprof/goroutine?debug=1&worker=7") == (404, "no such worker\n")
     assert "reporting.py" not in bed.get("/debug/pprof/goroutine?debug=1")[1]
 
 

@@ -94,7 +94,7 @@ def test_a_killed_worker_takes_only_its_own_tunnels(programs: Programs, link: st
         text = bed.get("/metrics")[1]
         assert metric(text, 'isthmus_workers_restarts_total{worker="0"}') == 1
         assert metric(text, 'isthmus_workers_restarts_total{worker="1"}') == 0
-    bed.server.wait_log("worker ended, starts again")
+    bed.server.wait_log("worker exited, restarting")
 
 
 def test_totals_do_not_go_back_while_a_worker_is_down(programs: Programs) -> None:

@@ -84,7 +84,7 @@ class Label:
 
 
 def state_sign(state: str, x: float, y: float) -> str:
-    """Draw how something is, ``running``, ``waiting`` or ``dead``: a dot, a ring, a cross."""
+    """Draw a state, ``running``, ``waiting`` or ``dead``, as a dot, a ring or a cross."""
     if state == "dead":
         return path("dead", f"M{num(x - 4)} {num(y - 4)}l8 8m0 -8l-8 8")
     return circle(state, x, y, 4.5)

@@ -1,6 +1,6 @@
-"""The page of a diagram: the document around it, how everything looks, and walls of bricks.
+"""The page of a diagram: the document, the style sheet, and walls of bricks.
 
-Rules name their colours outright and the night repeats them: not every viewer knows variables.
+Rules have literal colours, repeated for dark mode: not every viewer supports variables.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from isthmus.diagram.svg import num, rect, tag
 SANS = "system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue','DejaVu Sans',sans-serif"
 MONO = "ui-monospace,SFMono-Regular,Menlo,Consolas,'DejaVu Sans Mono',monospace"
 
-#: A selector, what holds of it, and what is different at night; empty where nothing is.
+#: A selector, its declarations, and those that differ in dark mode; empty if none.
 StyleRule = tuple[str, str, str]
 
 _LOOKS: tuple[StyleRule, ...] = (
@@ -39,7 +39,7 @@ _LOOKS: tuple[StyleRule, ...] = (
 
 
 def style_sheet(more: Iterable[StyleRule] = ()) -> str:
-    """Write the rules that all diagrams have, and more: by day, then for those who like it dark."""
+    """Write the common rules of diagrams, and more: for light mode, then for dark mode."""
     rules = tuple(chain(_LOOKS, more))
     day = "".join(f"{selector} {{ {by_day}; }}\n" for selector, by_day, _ in rules)
     night = "".join(f"  {selector} {{ {dark}; }}\n" for selector, _, dark in rules if dark)
@@ -81,7 +81,7 @@ def document(
     pattern: str,
     parts: Iterable[str],
 ) -> str:
-    """Write a whole document, self-contained; ``about`` says in words what is drawn."""
+    """Write a self-contained document; ``about`` describes the picture in words."""
     width, height = map(num, size)
     lines = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}"'

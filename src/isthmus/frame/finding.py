@@ -1,8 +1,8 @@
-"""What the doctor finds, as values: one finding per thing that was looked at.
+"""The doctor's findings as values: one finding for each thing it checks.
 
-Every check has a name here, in the order they are shown, a group, and a line that says what it
-finds; docs/how-to/doctor.md has its table from these. For each reason that a dial or a link can
-fail for there is advice, in two complete tables.
+Every check has a name here, in display order, a group, and a line about what it finds; the table
+in docs/how-to/doctor.md is made from these. Two complete tables have advice for every reason a
+dial or a link can fail.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from isthmus.errors import DialFailure, LinkStage
 
 
 class CheckState(Enum):
-    """How a step came out."""
+    """The result of a check."""
 
     OK = "ok"
     WARNING = "warning"
@@ -24,7 +24,7 @@ class CheckState(Enum):
 
 
 class CheckId(Enum):
-    """The checks, in the order they are shown: what others stand on comes first."""
+    """The checks in display order: those that others depend on come first."""
 
     RUNNING = "running"
     CONFIGURATION = "configuration"
@@ -69,10 +69,10 @@ class CheckId(Enum):
     DIAL_FAILURES = "dial-failures"
 
 
-#: The checks by group, with what each finds: a noun for the table of the page.
+#: The checks by group, with what each finds, as a noun phrase for the documentation.
 CHECKS: Mapping[str, Mapping[CheckId, str]] = {
     "programs": {
-        CheckId.RUNNING: "admin ports that do not answer, or want a token or a certificate",
+        CheckId.RUNNING: "admin ports that do not answer, or require a token or a certificate",
     },
     "configuration": {
         CheckId.CONFIGURATION: "flags that contradict each other, or that are probably a mistake",
@@ -143,10 +143,10 @@ GROUP_OF: Mapping[CheckId, str] = {check: group for group, of in CHECKS.items() 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at.
+    """The result of one check of one thing.
 
-    ``about`` names it, ``done`` says what the doctor did, ``seen`` what came of it, and ``todo``
-    what to do, where that is anything. ``program`` is whose check it was.
+    ``about`` names the thing, ``done`` is what the doctor did, ``seen`` the result, and ``todo``
+    the next step, if any. ``program`` is the program it belongs to.
     """
 
     check: CheckId
@@ -158,7 +158,7 @@ class Finding:
     program: str = ""
 
     def to_json(self) -> dict[str, str]:
-        """As JSON takes it."""
+        """As a value for JSON."""
         return {
             "check": self.check.value,
             "state": self.state.value,
@@ -172,26 +172,26 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A question about one thing; its methods are the four answers."""
+    """A check of one thing; the methods make its four possible findings."""
 
     check: CheckId
     about: str
     done: str
 
     def ok(self, seen: str) -> Finding:
-        """All is well."""
+        """The check passed."""
         return self._found(CheckState.OK, seen)
 
     def warn(self, seen: str, todo: str) -> Finding:
-        """It works, and may not for long, or is hardly meant."""
+        """It works, but may fail soon, or is probably a mistake."""
         return self._found(CheckState.WARNING, seen, todo)
 
     def fail(self, seen: str, todo: str) -> Finding:
-        """This is broken."""
+        """The check failed."""
         return self._found(CheckState.FAILED, seen, todo)
 
     def skip(self, seen: str) -> Finding:
-        """It could not be looked at, or there is nothing to look at; ``seen`` says why."""
+        """It could not be checked, or there is nothing to check; ``seen`` has the reason."""
         return self._found(CheckState.SKIPPED, seen)
 
     def _found(self, state: CheckState, seen: str, todo: str = "") -> Finding:
@@ -207,20 +207,22 @@ class Asked:
 
 
 DIAL_ADVICE: Mapping[DialFailure, str] = {
-    DialFailure.REFUSED: "see that the target listens on that port, on the address that was"
-    " dialed and not only on loopback",
-    DialFailure.TIMED_OUT: "see whether a firewall or security group between agent and target drops"
-    " packets, and whether the target is overloaded",
-    DialFailure.UNREACHABLE: "see the routes of the agent's host to the target's network, and its"
-    " own firewall's verdicts",
-    DialFailure.UNRESOLVED: "see whether the agent's host resolves the name (DNS policy of its pod,"
+    DialFailure.REFUSED: "check that the target listens on that port, at the dialed address and"
+    " not only on loopback",
+    DialFailure.TIMED_OUT: "check whether a firewall or security group between agent and target"
+    " drops packets, and whether the target is overloaded",
+    DialFailure.UNREACHABLE: "check the routes from the agent's host to the target's network, and"
+    " the host's firewall",
+    DialFailure.UNRESOLVED: "check whether the agent's host resolves the name (DNS policy of its"
+    " pod,"
     " --host-alias)",
-    DialFailure.DENIED: "see --policy-file (isthmus policy test) and --allowed-destination for who"
-    " may reach the target, and --endpoint-deny and --endpoint-allow of agents",
-    DialFailure.NO_AGENT: "see that an agent is linked and fits the target: --proxy-strategies,"
+    DialFailure.DENIED: "check --policy-file (isthmus policy test) and --allowed-destination, and"
+    " --endpoint-deny and --endpoint-allow of the agents",
+    DialFailure.NO_AGENT: "check that an agent is linked and matches the target:"
+    " --proxy-strategies,"
     " --agent-identifiers, --agent-network",
-    DialFailure.AGENT_LOST: "see why links end (link-failures), and whether agents restart or run"
-    " out of memory",
+    DialFailure.AGENT_LOST: "check why links end (link-failures), and whether agents restart or"
+    " run out of memory",
     DialFailure.TOO_MANY: "raise the limit of open files of the program (LimitNOFILE=), or run more"
     " agents",
     DialFailure.INTERNAL: "see the program's log at that time (isthmus support-bundle), and report"
@@ -228,16 +230,17 @@ DIAL_ADVICE: Mapping[DialFailure, str] = {
 }
 
 LINK_ADVICE: Mapping[LinkStage, str] = {
-    LinkStage.CONNECT: "see that the server's agent port is open to the agent: names, routes,"
+    LinkStage.CONNECT: "check that the agent can reach the server's agent port: names, routes,"
     " firewalls, HTTPS_PROXY (isthmus doctor agent …)",
-    LinkStage.TLS: "see the certificates of both ends: the same authorities, names, dates"
-    " (isthmus doctor on both sides), and middle boxes that end TLS",
-    LinkStage.TIMED_OUT: "see whether something between the two accepts connections and passes"
-    " nothing on, and whether the server is overloaded",
-    LinkStage.PROTOCOL: "see that what answers at the agent port is a connectivity server, and that"
+    LinkStage.TLS: "check the certificates of both ends (authorities, names, dates; isthmus"
+    " doctor on both sides), and middleboxes that terminate TLS",
+    LinkStage.TIMED_OUT: "check whether something between the two accepts connections without"
+    " forwarding data, and whether the server is overloaded",
+    LinkStage.PROTOCOL: "check that the agent port belongs to a connectivity server, and that"
     " --link is the same at both ends",
-    LinkStage.REFUSED: "see the server's log for why: the token or its audience, the identity and"
+    LinkStage.REFUSED: "see the server's log for the reason: the token or its audience, the"
+    " identity and"
     " --agent-identity-binding, an agent id in use",
-    LinkStage.LOST: "see whether load balancers or NAT drop idle connections (--keepalive-time),"
-    " and whether the other end restarts",
+    LinkStage.LOST: "check whether load balancers or NAT drop idle connections"
+    " (--keepalive-time), and whether the other end restarts",
 }

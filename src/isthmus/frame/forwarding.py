@@ -1,8 +1,8 @@
-"""Connections that are accepted here and joined to one of several targets, whichever is reached.
+"""Connections joined to the first of several targets that can be reached.
 
-The SNI router's and the apiserver proxy's. Until the first byte is sent a target that fails is no
-loss: the next is tried. After that a connection is a tunnel like every other. Who is let in, which
-targets there are, and what a refused client is told is each program's own.
+Used by the SNI router and the apiserver proxy. Until the first byte is sent, the next target is
+tried when one fails. After that, a connection is a tunnel like any other. Each program decides
+which clients to accept, which targets there are, and how to refuse a client.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ W = TypeVar("W", bound=Enum)
 
 
 class TargetCounts(Protocol):
-    """How many connections each target has, dials under way included, and which failed lately.
+    """How many connections each target has, including pending dials, and which failed recently.
 
     ``took``, then one of ``let_go`` and ``failed``, for each dial.
     """
 
     def took(self, at: HostPort, /) -> None:
-        """A dial begins."""
+        """Count a new dial."""
 
     def reached(self, at: HostPort, /) -> None:
-        """It can be reached."""
+        """Note that a dial reached the target."""
 
     def failed(self, at: HostPort, /, *, now: float) -> None:
-        """A dial failed: for a moment all others come first."""
+        """Note a failed dial: for a moment the other targets come first."""
 
     def let_go(self, at: HostPort, /) -> None:
-        """A dial was given up, or a connection has ended."""
+        """Note a dial that was given up, or a connection that ended."""
 
 
 class ForwardedConnections(Part, Generic[C, W]):
-    """Every connection of a program, from accept to the end; subclasses accept, dial and refuse.
+    """All connections of a program, from accept to the end; subclasses accept, dial and refuse.
 
-    ``gone`` is why a connection is refused whose client left, ``all_failed`` one with no target
-    that could be reached.
+    ``gone`` is the reason to refuse a connection whose client left, ``all_failed`` one without a
+    reachable target.
     """
 
     gone: W
@@ -88,13 +88,13 @@ class ForwardedConnections(Part, Generic[C, W]):
         return self.ground.now()
 
     def pay(self, connection: C, source: str) -> None:
-        """Have a source pay for what is kept of a connection."""
+        """Charge a source for what is held of its connection."""
         account = self.places.account(source)
         if account is not None:
             connection.client.charge_to(account)
             account.close()
 
-    # What connections ask.
+    # Called by connections.
 
     def dial(
         self,
@@ -108,23 +108,23 @@ class ForwardedConnections(Part, Generic[C, W]):
         raise NotImplementedError
 
     def target_failed(self, connection: C, at: HostPort, failure: DialFailure, detail: str) -> None:
-        """A target could not be reached; others may be."""
+        """Note a target that could not be reached; others may be."""
         raise NotImplementedError
 
     def joining(self, connection: C, far: SocketEnd, at: HostPort) -> str:
-        """A target was reached: the frontend's name of the tunnel that begins."""
+        """A target was reached; return the frontend's name for the new tunnel."""
         raise NotImplementedError
 
     def ended(self, connection: C, at: HostPort) -> None:
-        """The tunnel of a connection is over."""
+        """Note that the tunnel of a connection ended."""
         self.counts.let_go(at)
 
     def refused(self, connection: C, why: W, detail: str) -> None:
-        """A connection is over before it was joined; end it if its socket lives."""
+        """A connection ended before it was joined; close it if its socket is open."""
         raise NotImplementedError
 
     def reached(self, connection: C, far: SocketEnd, at: HostPort) -> None:
-        """Join a connection to its target, which has been told what comes first."""
+        """Join a connection to its target, which has got its first bytes."""
         self.dialing.discard(connection)
         self.ground.metrics.dial_succeeded(self.now() - connection.dialed_at)
 
@@ -142,7 +142,7 @@ class ForwardedConnections(Part, Generic[C, W]):
 
 
 class ForwardedConnection(Generic[W]):
-    """A client that wants to be joined to one of several targets."""
+    """A client to be joined to one of several targets."""
 
     __slots__ = (
         "_at", "_dial", "_due_at", "_order", "_owner", "_span", "client", "destination",
@@ -158,7 +158,7 @@ class ForwardedConnection(Generic[W]):
         source: IpPort,
         destination: IpPort,
     ) -> None:
-        """Take a new connection; ``early`` keeps what it says before it is joined."""
+        """Take a new connection; ``early`` holds what it sends before it is joined."""
         self._owner = owner
         self._order: list[HostPort] = []
         self._at: HostPort | None = None
@@ -180,7 +180,7 @@ class ForwardedConnection(Generic[W]):
         return f"<{type(self).__name__} from {self.source}{' over' if self.is_over else ''}>"
 
     def try_each(self, order: list[HostPort], *, timeout_s: float) -> None:
-        """Dial one target after the other, until one is reached or time is over."""
+        """Dial one target after another, until one is reached or the time is up."""
         self._order = order
         self._due_at = self._owner.now() + timeout_s
         self._dial_next()
@@ -194,7 +194,8 @@ class ForwardedConnection(Generic[W]):
         self._span = owner.ground.span(at)
         dial = owner.dial(
             at,
-            # Each that is left gets its share: one that does not answer must not take it all.
+            # Each remaining target gets a share of the time: one that does not answer must not use
+            # it all.
             timeout_s=max(0.0, self._due_at - self.dialed_at) / (1 + len(self._order)),
             reached=self._reached,
             failed=self._failed,
@@ -230,15 +231,15 @@ class ForwardedConnection(Generic[W]):
         self._owner.reached(self, far, at)
 
     def header(self) -> bytes:
-        """What a target is told before the client's first byte: a PROXY header, or nothing."""
+        """The bytes for a target before the client's first byte: a PROXY header, or none."""
         return b""
 
     def over(self) -> None:
-        """It is joined or refused from now on."""
+        """Mark it as joined or refused."""
         self.is_over = True
 
     def refuse(self, why: W, detail: str = "") -> None:
-        """End a connection that is not joined yet; its owner decides how."""
+        """End a connection that is not joined yet, in its owner's way."""
         if self.is_over:
             return
         self.over()

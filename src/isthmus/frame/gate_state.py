@@ -1,6 +1,6 @@
-"""Whether the gate of KEP-2025 is on at both sides of a link, and who was told of it.
+"""Whether the KEP-2025 gate is on at both sides of a link, and what was logged about it.
 
-What a server says about it is programs/server/agents.py, what an agent says
+The server's log lines are in programs/server/agents.py, the agent's in
 programs/agent/server_links.py.
 """
 
@@ -14,16 +14,18 @@ MOST_KNOWN = 10_000
 
 
 class GateState(Enum):
-    """How the gates of two programs fit together."""
+    """How the gates of two programs match."""
 
     AGREE = auto()
     HERE_ONLY = auto()
     THERE_ONLY = auto()
-    SILENT = auto()  # on here, and the peer says nothing of gates: it is konnectivity's, or older
+    SILENT = (
+        auto()
+    )  # on here, and the peer does not report gates: konnectivity's own, or an older version
 
 
 def state_of(*, here: bool, there: frozenset[str] | None) -> GateState:
-    """Compare our gate with what a peer says that it can do; None: it says nothing."""
+    """Compare the local gate with the features a peer reported; None if it reported none."""
     if there is None:
         return GateState.SILENT if here else GateState.AGREE
     on = CLUSTER_TO_MASTER in there
@@ -33,7 +35,7 @@ def state_of(*, here: bool, there: frozenset[str] | None) -> GateState:
 
 
 class Known:
-    """What was last seen of each peer; those that are not seen for long are forgotten."""
+    """The last match seen of each peer; peers not seen for long are forgotten."""
 
     def __init__(self) -> None:
         self._last: dict[str, GateState] = {}
@@ -42,7 +44,7 @@ class Known:
         return len(self._last)
 
     def is_news(self, peer: str, state: GateState) -> bool:
-        """Remember it; tells whether there is something to say that was not said last time."""
+        """Remember the match of a peer; whether it is new and worth a log line."""
         before = self._last.pop(peer, GateState.AGREE)
         while len(self._last) >= MOST_KNOWN:
             del self._last[next(iter(self._last))]

@@ -1,10 +1,11 @@
-"""Liveness: whether a program can do its job, or has to be started again.
+"""Liveness: whether a program can do its job, or must be restarted.
 
-It cannot when a listener is gone, the event loop does not turn, or a task that should live as long
-as the program has ended. Readiness is something else (is there an agent, do we drain) and is the
-programs' own. Nothing is done per request or connection: a heartbeat looks once a second, and a
-probe when it comes. The same heartbeat keeps the history of the last hour. A loop that is stuck
-cannot answer a probe: the probe times out, and that is the truth; a thread says where it is stuck.
+It must be restarted when a listener is gone, the event loop is stuck, or a task that should live
+as long as the program has ended. Readiness is different (is there an agent, is the program
+draining), and each program's own. Nothing is done per request or connection: a heartbeat checks
+once a second, and each probe checks, too. The same heartbeat keeps the history of the last hour. A
+stuck loop cannot answer a probe, which then times out, as it should; a thread logs where the loop
+is stuck.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ T = TypeVar("T")
 BEAT_S = 1.0
 #: A heartbeat that is this late is a stall.
 STALL_S = 5.0
-#: A stall is told for so long after its end, so that a probe that waited through it hears of it.
+#: A stall is reported for this long after its end, for probes that waited during it.
 RECENT_S = 10.0
-_MOST_FRAMES = 16  # what a log line has room for
+_MOST_FRAMES = 16  # what fits in a log line
 _log = logging.getLogger("isthmus.app")
 
 
 class ListenerHealth(Protocol):
-    """A listener, as far as health looks at it."""
+    """A listener, as health checks see it."""
 
     name: str
 
     def trouble(self, now: float) -> str:
-        """Say why nobody can come in here; empty while all is well, and once stopped."""
+        """Why no connections can be accepted; empty if they can, and after a stop."""
 
 
 class WatchedTasks(asyncio.TaskGroup):
-    """A task group whose tasks should live as long as the program.
+    """A task group for tasks that should live as long as the program.
 
-    One that raises ends the group, as in every task group. One that returns or is cancelled would
-    go unnoticed: its check fails.
+    A task that raises ends the group, as in any task group. A task that returns or is cancelled
+    would go unnoticed, so its check fails.
     """
 
     def __init__(self) -> None:
@@ -62,7 +63,7 @@ class WatchedTasks(asyncio.TaskGroup):
         name: str | None = None,
         context: Context | None = None,
     ) -> asyncio.Task[T]:
-        """Make a task of the group and keep an eye on it."""
+        """Create a task in the group and watch it."""
         task = super().create_task(coro, name=name, context=context)
         self._made.append(task)
         return task
@@ -82,11 +83,11 @@ def _ending(task: asyncio.Task[Any]) -> str:
 
 
 class Health:
-    """What a program's ``/livez`` and ``/healthz`` are made of.
+    """The checks behind a program's ``/livez`` and ``/healthz``.
 
-    ``listeners`` gives those that are open; ``leaving`` is true once the program drains: then its
-    tasks may end. Every ten seconds ``counted`` is asked, for ``history``. Make it in the loop,
-    ``start`` it when everything listens.
+    ``listeners`` returns the open ones; ``leaving`` is true once the program drains, when its
+    tasks may end. ``counted`` is called every ten seconds, for ``history``. Create it in the loop,
+    and ``start`` it when everything listens.
     """
 
     def __init__(
@@ -108,28 +109,28 @@ class Health:
         self._heartbeat = Heartbeat(metrics, self._look)
 
     def start(self, ports: Mapping[str, Port]) -> None:
-        """Watch the loop from now on, and these HTTP ports by name."""
+        """Start to watch the loop, and these HTTP ports by name."""
         self._ports = ports
         self._next_step = self._loop.time() + STEP_S
         self._heartbeat.start()
 
     def stop(self) -> None:
-        """Watch nothing more."""
+        """Stop watching."""
         self._heartbeat.stop()
         self._ports = {}
 
     def tasks(self) -> WatchedTasks:
-        """Make a task group for what lives as long as the program."""
+        """Create a task group for tasks that live as long as the program."""
         group = WatchedTasks()
         self._groups.append(group)
         return group
 
     def tally(self) -> Tally:
-        """What was counted so far."""
+        """The counts so far."""
         return self._counted()
 
     def live(self) -> list[Check]:
-        """Every check, well or not."""
+        """All checks, passed or failed."""
         now = self._loop.time()
         return [
             PING,
@@ -143,20 +144,20 @@ class Health:
         return [check for group in self._groups for check in group.checks()]
 
     def _look(self, now: float) -> None:
-        # Whether connections wait in vain can only be told by looking more than once.
+        # Only several looks can tell that connections wait without being accepted.
         for listener in self._listeners():
             listener.trouble(now)
         if now >= self._next_step:
-            # From when it was due, so that the steps are ten seconds and not ten beats.
+            # From the due time, so that a step is ten seconds and not ten beats.
             self._next_step = max(self._next_step + STEP_S, now + STEP_S / 2)
             self.history.take(self._counted(), at=datetime.now(UTC))
 
 
 class Heartbeat:
-    """Beats once a second in the loop it was made in, from ``start`` to ``stop``.
+    """Beats once a second in the loop that created it, from ``start`` to ``stop``.
 
-    ``beaten`` is called at every beat. The numbers are written by the loop's thread alone; the
-    watchdog's thread reads one of them, when the last beat was.
+    ``beaten`` is called at every beat. Only the loop's thread writes the numbers; the watchdog's
+    thread reads one of them, the time of the last beat.
     """
 
     def __init__(
@@ -180,27 +181,27 @@ class Heartbeat:
         self._stopping = threading.Event()
 
     def start(self) -> None:
-        """Beat from now on, watched by a thread."""
+        """Start to beat, watched by a thread."""
         self._last = time.monotonic()
         self._loop_thread = threading.get_ident()
         self._timer = self._loop.call_later(self._beat_s, self._beat)
-        # A daemon: it holds nothing that the end of the process could damage.
+        # A daemon thread: the end of the process cannot damage anything it holds.
         threading.Thread(target=self._watch, name="loop-watchdog", daemon=True).start()
 
     def stop(self) -> None:
-        """Stop beating; the thread ends by itself."""
+        """Stop beating; the thread exits by itself."""
         self._stopping.set()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def trouble(self) -> str:
-        """Say what is wrong with the loop; empty while it keeps time."""
+        """What is wrong with the loop; empty while it is on time."""
         now = time.monotonic()
         if self._timer is None:
             return ""
         late = now - self._last - self._beat_s
-        if late > self._stall_s:  # we answer, so it turns, but its timers do not get their turn
+        if late > self._stall_s:  # the loop runs, since it answers, but its timers are late
             return f"its timers are {late:.1f} s late"
         if now - self._ended < RECENT_S:
             return f"it was stuck for {self._lasted:.1f} s until a moment ago"

@@ -1,7 +1,7 @@
-"""What the settings of a program name: files, certificates, ports, sockets, peers, rights.
+"""What a program's settings refer to: files, certificates, ports, sockets, peers, permissions.
 
-The doctor and the support bundle look at all that. Each room says it for its own settings, in
-doctor.py, which ``Program.layout`` names; admin ports are the same for all and not said there.
+The doctor and the support bundle use it. Each room describes its own settings in doctor.py, which
+``Program.layout`` names; admin ports are common to all programs and not described there.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from isthmus.values import HostPort
 
 S = TypeVar("S")
 _LEASES = "coordination.k8s.io"
-#: The verbs of what only reads.
+#: The verbs for reading.
 READ = ("list", "watch")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TlsUse:
-    """A certificate with its key and the authorities beside it, and what it is used as.
+    """A certificate with its key, its authorities, and its use.
 
-    ``names`` are those that peers ask for, as far as flags say.
+    ``names`` are those that peers request, as far as flags tell.
     """
 
     files: TlsFiles
@@ -37,9 +37,9 @@ class TlsUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFile:
-    """A file that a flag names; what is in a secret one is for the program alone.
+    """A file that a flag names; only the program may read a secret one.
 
-    A ``document`` is configuration that somebody wrote, as flags are.
+    A ``document`` is configuration written by a person, like flags.
     """
 
     flag: str
@@ -52,7 +52,7 @@ class SettingsFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListeningPort:
-    """A TCP port that a program opens; ``brought`` means that it brings the address itself."""
+    """A TCP port that a program opens; ``brought``: the program adds the address itself."""
 
     flag: str
     host: str
@@ -62,7 +62,7 @@ class ListeningPort:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SocketFile:
-    """A UNIX socket; one that we make, or one that somebody else has."""
+    """A UNIX socket, created by the program or by another one."""
 
     flag: str
     path: str
@@ -71,10 +71,10 @@ class SocketFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """Somebody a program connects to.
+    """A peer that a program connects to.
 
-    ``name`` is what is asked for in TLS where it is not the host; the program has ``name_flag`` for
-    it. ``files`` None means no TLS of our own. ``proxy`` is a proxy of the settings; with
+    ``name`` is the TLS server name if it is not the host, set by ``name_flag``. ``files`` None
+    means no TLS by the program. ``proxy`` is a proxy of the settings; with
     ``by_environment``, HTTPS_PROXY counts. ``http`` means that it answers HTTP.
     """
 
@@ -92,7 +92,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeNeed:
-    """What a program asks of the API: as whom, and which permissions that takes."""
+    """How a program uses the Kubernetes API: its identity, and the permissions it needs."""
 
     kubeconfig: str
     server: str = ""
@@ -100,12 +100,12 @@ class KubeNeed:
 
     @property
     def about(self) -> str:
-        """What sentences call it."""
+        """Its name in texts."""
         return f"--kubeconfig {self.kubeconfig}" if self.kubeconfig else "the pod's service account"
 
 
 def lease_permissions(namespace: str, verbs: Iterable[str] = READ) -> tuple[Permission, ...]:
-    """What may be done with the Leases of a namespace."""
+    """The permissions for Leases of a namespace."""
     return tuple(
         Permission(verb=verb, resource="leases", group=_LEASES, namespace=namespace)
         for verb in verbs
@@ -113,9 +113,9 @@ def lease_permissions(namespace: str, verbs: Iterable[str] = READ) -> tuple[Perm
 
 
 class SettingsLayout(Generic[S]):
-    """What the settings of one program name; a program overrides what it has.
+    """What one program's settings refer to; a program overrides what it has.
 
-    ``looks`` are those that only this program has.
+    ``looks`` are the doctor's looks for this program only.
     """
 
     looks: ClassVar[Sequence[Look]] = ()
@@ -125,12 +125,12 @@ class SettingsLayout(Generic[S]):
 
     @classmethod
     def has(cls, what: str) -> bool:
-        """Whether this program has such things at all, by the name of the method."""
+        """Whether this program has such things, by the name of the method."""
         return getattr(cls, what) is not getattr(SettingsLayout, what)
 
     @staticmethod
     def read(settings: Any) -> Any:
-        """The settings with what the file of their flags says.
+        """The settings, completed from the file of their flags.
 
         Raises:
             ConfigError: it is wrong.
@@ -138,7 +138,7 @@ class SettingsLayout(Generic[S]):
         return settings
 
     def warnings(self) -> Iterable[str]:
-        """What is not wrong and may still not be meant, each a sentence."""
+        """Warnings: settings that are valid but may be a mistake, one sentence each."""
         find = getattr(self.settings, "warnings", None)
         return find() if find is not None else ()
 
@@ -147,7 +147,7 @@ class SettingsLayout(Generic[S]):
         return ()
 
     def listeners(self) -> Iterable[ListeningPort]:
-        """Every TCP port that is opened; 0 is any free one."""
+        """Every TCP port that the program opens; 0 is any free one."""
         return ()
 
     def socket_files(self) -> Iterable[SocketFile]:
@@ -155,13 +155,13 @@ class SettingsLayout(Generic[S]):
         return ()
 
     def peers(self) -> Iterable[Peer]:
-        """Everybody that is connected to, but for the Kubernetes API."""
+        """Every peer that the program connects to, except the Kubernetes API."""
         return ()
 
     def brought(self) -> Sequence[IPv4Address | IPv6Address]:
-        """The addresses that the program puts on its machine itself."""
+        """The addresses that the program adds to the host itself."""
         return ()
 
     def kube(self) -> KubeNeed | None:
-        """What is asked of the Kubernetes API; None if nothing."""
+        """How the program uses the Kubernetes API; None if not at all."""
         return None

@@ -1,7 +1,7 @@
-"""The life of a program: prepare, open and start its parts; drain, close and wait for them.
+"""The life cycle of a program: prepare, open and start its parts; drain, close and wait for them.
 
-One of these runs in a process of its own, or in each worker. Signals, logging and the event loop
-are lifetime.py; a parent of workers is workers/parent.py, and which of them runs running.py.
+One of these runs in its own process, or in each worker. Signals, logging and the event loop are in
+lifetime.py, the parent of workers in workers/parent.py; running.py chooses between them.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ class Lifecycle:
         handed: Handed | None = None,
         signals: bool = False,
     ) -> None:
-        """Make its parts, in the loop; in a worker connections are ``handed`` to it.
+        """Create the parts, in the loop; a worker gets its connections from ``handed``.
 
-        With ``signals``, SIGHUP has every part reload, if one can.
+        With ``signals``, SIGHUP makes every part reload, if any can.
 
         Raises:
-            ConfigError: a part cannot be made of these settings.
+            ConfigError: a part cannot be created from these settings.
         """
         self.program = program
         self.ground: Ground[Any, Any] = Ground(program, settings, handed)
@@ -170,7 +170,7 @@ class Lifecycle:
     # The way down.
 
     async def drain(self, timeout_s: float) -> None:
-        """Take nothing new and wait for what is open, at most this long."""
+        """Accept nothing new and wait for what is open, at most this long."""
         self.ground.draining = True
         for part in reversed(self.parts):
             part.drain()
@@ -194,12 +194,12 @@ class Lifecycle:
         if self.ports is not None:
             await self.ports.close()
         if "poller" in vars(ground):
-            await asyncio.sleep(0)  # one turn, in which the poller closes what is doomed
+            await asyncio.sleep(0)  # one turn, in which the poller closes its sockets
             ground.poller.shut_down()
         if ground.tracing is not None:
             await ground.tracing.close()
 
-    # What others ask.
+    # Queries.
 
     def part(self, kind: type[P]) -> P:
         """The part of this class."""
@@ -222,12 +222,12 @@ class Lifecycle:
 
     @property
     def calls(self) -> int:
-        """How many requests share sockets with others."""
+        """How many requests share sockets with other requests."""
         return sum(part.calls for part in self.parts)
 
     @property
     def has_peers(self) -> bool:
-        """It knows of others that agents may go to, besides its parent's workers."""
+        """Whether it knows other servers for agents, besides its parent's workers."""
         return any(part.has_peers for part in self.parts)
 
     @property
@@ -236,7 +236,7 @@ class Lifecycle:
         return any(type(part).reload is not Part.reload for part in self.parts)
 
     def reload(self) -> None:
-        """Have every part read its files again."""
+        """Make every part reload its files."""
         for part in self.parts:
             part.reload()
 
@@ -245,7 +245,7 @@ class Lifecycle:
         return ", ".join(said for part in self.parts if (said := part.status()))
 
     def ready(self) -> list[Check]:
-        """Every check of readiness, well or not."""
+        """Every check of readiness, passed or failed."""
         return [
             PING,
             *(() if self._serves else (Check("start", "starting"),)),
@@ -254,7 +254,7 @@ class Lifecycle:
         ]
 
     def view(self, limit: int) -> ProgramView:
-        """Show what it is doing, with at most ``limit`` tunnels."""
+        """The snapshot, with at most ``limit`` tunnels."""
         if not self._serves:
             raise web.HTTPServiceUnavailable(text="starting\n")
         program, ground = self.program, self.ground

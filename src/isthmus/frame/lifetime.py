@@ -1,7 +1,7 @@
-"""A program in its process: its loop, logging and signals; run, drain, stop; what systemd is told.
+"""A program in its process: loop, logging and signals; run, drain, stop; status for systemd.
 
-Liveness as systemd's watchdog sees it is that of the health port: a program that a kubelet would
-start again is one that systemd starts again. How systemd is told is net/systemd.py.
+Liveness for systemd's watchdog is that of the health port: systemd restarts a program when a
+kubelet would. The protocol is in net/systemd.py.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _ALLOCATOR_VARIABLES = frozenset(
 )
 #: How often the line is looked at; it is sent when it has changed.
 STATUS_EVERY_S = 10.0
-#: How soon we look again when something is wrong.
+#: How soon to check again when something is wrong.
 TROUBLE_EVERY_S = 1.0
-#: How long systemd is asked to wait for us from each look while we drain, however long it would.
+#: How long systemd is asked to wait after each check during a drain, whatever its own limit.
 _EXTEND_USEC = 30_000_000
 
 
 class Supervisable(Protocol):
-    """A program that can say how it is doing."""
+    """A program with a status."""
 
     @property
     def health(self) -> Health:
@@ -53,7 +53,7 @@ class Supervisable(Protocol):
 
 
 class Runnable(Supervisable, Protocol):
-    """Something that starts, drains and stops, and says how it is doing."""
+    """A program or parent that starts, drains and stops, and has a status."""
 
     async def start(self) -> None:
         """Open every port, or raise ConfigError with nothing left open."""
@@ -62,7 +62,7 @@ class Runnable(Supervisable, Protocol):
         """Run the tasks that live as long as the program; cancelled at the end."""
 
     async def drain(self, timeout_s: float) -> None:
-        """Take nothing new and wait for what is open, at most so long."""
+        """Accept nothing new and wait for what is open, at most this long."""
 
     async def stop(self) -> None:
         """Close everything."""
@@ -108,7 +108,7 @@ async def run(
         await program.stop()
 
 
-#: Waits for what has to be there before a program begins; False ends it without beginning.
+#: Waits for what a program needs before it begins; False ends it without beginning.
 Before = Callable[[Notifier | None], Awaitable[bool]]
 
 
@@ -154,18 +154,18 @@ def settle_memory() -> None:
 
 
 def fill_standard_streams() -> None:
-    """Open what we were started without: a socket of number 1 or 2 is one that libuv aborts at."""
+    """Open missing standard streams: libuv aborts at a socket with descriptor 1 or 2."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free, which is this
+            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
     if sys.stderr is None:  # a closed one is None, whatever its type says
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 class Supervised:
-    """Tells a notifier about a program; without a notifier, nobody."""
+    """Reports the status of a program to a notifier, if there is one."""
 
     def __init__(self, notifier: Notifier | None, program: Supervisable) -> None:
         self._notifier = notifier
@@ -174,7 +174,7 @@ class Supervised:
         self._leaving = False
 
     async def watch(self) -> None:
-        """Say that it serves, and then how it is doing, until cancelled."""
+        """Report readiness, then the status, until cancelled."""
         if self._notifier is None:
             return
         self._said = self._program.status()
@@ -183,13 +183,13 @@ class Supervised:
             await asyncio.sleep(self._look(self._notifier))
 
     def leave(self) -> None:
-        """It drains from now on."""
+        """Report the drain."""
         self._leaving = True
         if self._notifier is not None:
             self._notifier.tell(STOPPING=1, STATUS="draining", EXTEND_TIMEOUT_USEC=_EXTEND_USEC)
 
     def _look(self, notifier: Notifier) -> float:
-        """Tell what there is to tell now; how long until the next look, in seconds."""
+        """Report the current status; return the seconds until the next check."""
         failed = [check for check in self._program.health.live() if check.failure]
         if notifier.watchdog_s and not failed:
             notifier.tell(WATCHDOG=1)
@@ -200,12 +200,12 @@ class Supervised:
             self._said = status
             notifier.tell(STATUS=status)
         pause_s = TROUBLE_EVERY_S if failed else STATUS_EVERY_S
-        # Half of it, as sd_watchdog_enabled(3) recommends.
+        # Half the interval, as sd_watchdog_enabled(3) recommends.
         return min(pause_s, notifier.watchdog_s / 2) if notifier.watchdog_s else pause_s
 
     def _status(self, failed: Sequence[Check]) -> str:
         if failed:
-            return f"not well: {failed[0].name}: {failed[0].failure}"
+            return f"unhealthy: {failed[0].name}: {failed[0].failure}"
         return f"draining: {self._program.status()}" if self._leaving else self._program.status()
 
 

@@ -1,4 +1,4 @@
-"""Where connections come in: ports of this process, or in a worker what its parent hands over."""
+"""The sources of connections: ports of this process, or in a worker those its parent hands over."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from isthmus.net.listen import Accepted, Listener, bind_tcp
 
 
 class Listening(Part):
-    """Accepts at every socket that ``bind`` gives, by the flag that it came from.
+    """Accepts at every socket that ``bind`` returns, by the flag of the socket.
 
-    ``bound`` hears where sockets are bound, also in a worker, which binds none. As the last part of
-    a program it is opened last and drained first.
+    ``bound`` is called with the bound addresses, also in a worker, which binds none itself. As the
+    last part of a program it is opened last and drained first.
     """
 
     def __init__(
@@ -80,10 +80,10 @@ class Listening(Part):
 
 
 def tcp_sockets(flag: str, addresses: Iterable[tuple[str, int]]) -> Iterator[BoundSocket]:
-    """Bind these addresses and ports, one after the other.
+    """Bind these addresses and ports, one after another.
 
     Raises:
-        ConfigError: one cannot be bound; those before it stay.
+        ConfigError: one cannot be bound; the previous ones stay bound.
     """
     for host, port in addresses:
         for sock in bind_tcp(host, port, flag=flag):

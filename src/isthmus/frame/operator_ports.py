@@ -1,6 +1,6 @@
-"""The health and admin ports of a program, opened in one place for all of them.
+"""The health and admin ports of a program, opened in the same way for all programs.
 
-What they show comes as a Watched; the paths are frame/admin/routes.py, the profiles
+Their data comes as a Watched; the paths are frame/admin/routes.py, the profiles
 frame/admin/debug_routes.py and the page isthmus.dashboard.
 """
 
@@ -26,17 +26,17 @@ from isthmus.settings.program import CarrierSettings
 
 
 class VersionsOfTls(TypedDict):
-    """What is spoken by TLS, as arguments of ``admin_tls`` and ``health_tls``."""
+    """The TLS settings, as arguments of ``admin_tls`` and ``health_tls``."""
 
     min_version: str
     suites: Sequence[str]
 
 
 class OperatorPorts:
-    """The two ports. ``open_ones`` are those that are open, by the flag of their number.
+    """The two ports. ``open_ones`` are the open ones, by the flag of their number.
 
-    ``contexts`` are those of --health-cert and --admin-cert, as far as they are given; whoever owns
-    this follows their files.
+    ``contexts`` are those of --health-cert and --admin-cert, if they are set; the owner follows
+    their files.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class OperatorPorts:
         refused: Refused | None = None,
         handed: Handed | None = None,
     ) -> None:
-        """Read the files of both; ``refused`` hears of the admin port's failed handshakes.
+        """Read the files of both; ``refused`` is called for failed handshakes at the admin port.
 
-        In a worker, which is ``handed`` its connections, no port is opened: its parent has them.
+        A worker, which has ``handed``, opens no port: its parent has them.
 
         Raises:
             ConfigError: one of them is wrong.
@@ -74,7 +74,7 @@ class OperatorPorts:
     ) -> None:
         """Open both; ``health`` and ``admin`` are their numbers then.
 
-        The routes of a program's ``own`` come in place of those that all have.
+        A program's ``own`` routes replace the common ones.
 
         Raises:
             ConfigError: one cannot be bound.
@@ -129,7 +129,7 @@ class OperatorPorts:
         say_refused(self._once, error)
 
     async def close(self) -> None:
-        """Close what is open; the page first, whose streams a port would wait for."""
+        """Close everything; the dashboard first, because a port would wait for its streams."""
         if self._close_page is not None:
             self._close_page()
         for port in self.open_ones.values():
@@ -162,7 +162,7 @@ async def open_health(
     access: PortAccess,
     own: Routes | None = None,
 ) -> Port:
-    """Open the health port alone; a program's ``own`` routes come in place of those of all.
+    """Open the health port alone; a program's ``own`` routes replace the common ones.
 
     Raises:
         ConfigError: it cannot be bound.

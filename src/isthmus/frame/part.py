@@ -140,45 +140,45 @@ class Part:
         """
 
     async def open(self) -> None:
-        """Open what others stand on, and bind; accept nothing yet.
+        """Open what other parts depend on, and bind; accept nothing yet.
 
         Raises:
             ConfigError: it cannot be opened.
         """
 
     def start(self) -> None:
-        """Begin: everything is open."""
+        """Begin work: everything is open."""
 
     def tasks(self) -> Iterable[LongTask]:
-        """Give the tasks that live as long as the program; called once, after ``start``."""
+        """Return the tasks that live as long as the program; called once, after ``start``."""
         return ()
 
     # The way down.
 
     def drain(self) -> None:
-        """Take nothing new; what is open goes on."""
+        """Accept nothing new; what is open continues."""
 
     def busy(self) -> bool:
-        """Whether a drain has to wait for something here."""
+        """Whether a drain must wait for this part."""
         return False
 
     def drained(self) -> None:
-        """Let nothing more begin: nobody is busy, or time is over; no turn of the loop between."""
+        """Let nothing more begin: no part is busy, or the time is up; in that turn of the loop."""
 
     def close(self) -> None:
         """End everything that is open."""
 
     async def wait_closed(self) -> None:
-        """Wait until everything is gone; every part is closed."""
+        """Wait until everything is gone; all parts are closed by now."""
 
-    # What others see.
+    # What observers see.
 
     def listeners(self) -> Iterable[ListenerHealth]:
-        """Where peers come in, for the liveness of the program."""
+        """The listeners for peers, for the program's liveness."""
         return ()
 
     def contexts(self) -> Iterable[HotContext]:
-        """Certificates that it reads again by itself; others are in ``Ground.contexts``."""
+        """Certificates that this part reloads itself; others are in ``Ground.contexts``."""
         return ()
 
     def ready(self) -> Iterable[Check]:
@@ -186,29 +186,29 @@ class Part:
         return ()
 
     def status(self) -> str:
-        """A few words on how it is doing, for systemd; empty for nothing."""
+        """A short status for systemd; empty for none."""
         return ""
 
     def serving(self) -> Mapping[str, Any]:
-        """Fields of the log line that says that the program serves."""
+        """Fields of the log line "serving"."""
         return {}
 
     def snapshot(self, limit: int) -> Mapping[str, Any]:
-        """Its fields of the program's snapshot, with at most ``limit`` tunnels."""
+        """Fields of the program's snapshot, with at most ``limit`` tunnels."""
         return {}
 
     def routes(self) -> Routes:
-        """Its own paths of the admin port."""
+        """Additional paths of the admin port."""
         return {}
 
     def reload(self) -> None:
-        """Read files again: somebody sent SIGHUP. Without a part that has this, SIGHUP kills."""
+        """Reload files on SIGHUP. If no part overrides this, SIGHUP kills the process."""
 
 
 class Ground(Generic[S, M]):
-    """What the parts of one process stand on: settings, loop, poller, sums.
+    """What the parts of one process share: settings, loop, poller, sums.
 
-    ``handed`` is where connections come from in a worker, and None in any other process.
+    ``handed`` is the source of connections in a worker, and None in any other process.
     """
 
     def __init__(self, program: Program, settings: S, handed: Handed | None = None) -> None:
@@ -221,26 +221,26 @@ class Ground(Generic[S, M]):
         self.draining = False
         self.metrics: M = program.found(program.metrics).of(settings)
         self.once = OncePer(self.loop.time)
-        #: Certificates in use, which the program reads again when their files change.
+        #: Certificates in use, which the program reloads when their files change.
         self.contexts: list[HotContext] = []
-        #: Where spans go; set before any part is prepared.
+        #: The destination of spans; set before any part is prepared.
         self.tracing: Tracing | None = None
-        #: Hears of TLS handshakes that failed at the admin port; set by a part's constructor.
+        #: Called for failed TLS handshakes at the admin port; set by a part's constructor.
         self.admin_refused: Refused | None = None
 
     @cached_property
     def poller(self) -> Poller:
-        """What watches the sockets of the data path; closed after every part."""
+        """The poller of the data path's sockets; closed after every part."""
         return Poller(self.loop)
 
     @cached_property
     def budget(self) -> Budget:
-        """What may be kept on behalf of peers."""
+        """The budget for what is held on behalf of peers."""
         settings: Any = self.settings  # of a program that carries connections
         return open_budget(settings.memory, getattr(settings, "workers", 1))
 
     def span(self, target: HostPort) -> Span | None:
-        """A span for a dial whose client told nothing of itself; None where nobody traces."""
+        """A span for a dial whose client sent no trace context; None without tracing."""
         if self.tracing is None:
             return None
         return self.tracing.connect(NOTHING, connection_id="", target=target)
@@ -258,9 +258,9 @@ def _nobody(sock: socket.socket) -> bool:
 class WorkerPlan:
     """How a program shares its work between processes.
 
-    The parent opens ``parts``, then everything that ``bind`` gives, and hands over what comes
-    there, apart from what it ``refuses``. Each worker is told ``settings``. With ``reloads``,
-    SIGHUP has the workers reload.
+    The parent opens ``parts``, then everything that ``bind`` returns, and hands over the
+    connections accepted there, except those it ``refuses``. Each worker gets ``settings``. With
+    ``reloads``, SIGHUP makes the workers reload.
     """
 
     bind: Callable[[], Iterable[BoundSocket]]

@@ -1,6 +1,6 @@
-"""What the doctor examines: a program's settings and, where it runs, what its admin port says.
+"""What the doctor examines: a program's settings and, if it runs, the answers of its admin port.
 
-And how: a look is a function over that. Who takes the looks is isthmus.tools.doctor.
+A look is a function that checks them. isthmus.tools.doctor runs the looks.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ READINESS = "/readyz?verbose"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A program that runs here, as its admin port shows it.
+    """A running program, as its admin port shows it.
 
-    What could not be asked for is empty, and ``missing`` says why, by path. ``pid`` is that of this
-    machine, 0 where it is not known; ``here`` is False of a program on another machine.
+    What could not be read is empty, and ``missing`` has the reason by path. ``pid`` is the process
+    id on this machine, 0 if unknown; ``here`` is False for a program on another machine.
     """
 
     url: str
@@ -42,14 +42,14 @@ class Running:
 
 
 class Shared:
-    """What several looks need, found out once by whoever comes first; the others wait for it."""
+    """What several looks need, computed once by the first of them; the others wait for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._made: dict[str, Future[Any]] = {}
 
     def get(self, key: str, make: Callable[[], T]) -> T:
-        """Give the value of the key, or raise what making it raised."""
+        """Return the value of the key, or raise what computing it raised."""
         with self._lock:
             mine = key not in self._made
             future = self._made.setdefault(key, Future())
@@ -83,16 +83,16 @@ class Patient:
 
     @property
     def name(self) -> str:
-        """What findings call it: the program, or with its address where several are examined."""
+        """Its name in findings: the program, with its address if several are examined."""
         return self.label or self.program
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """A function that looks at one or several checks of a patient, and yields findings.
+    """A function that does one or several checks of a patient, and yields findings.
 
-    ``programs`` are those it is for; ``running`` means only of one that runs, wherever. All others
-    look at this machine, and so at no program of another.
+    ``programs`` are the programs it applies to; ``running`` ones apply only to a running program,
+    on any machine. All others examine this machine, and so no program of another one.
     """
 
     checks: tuple[CheckId, ...]
@@ -101,7 +101,7 @@ class Look:
     running: bool = False
 
     def concerns(self, patient: Patient) -> bool:
-        """Whether there is anything to look at."""
+        """Whether there is anything to check."""
         if patient.program not in self.programs:
             return False
         if patient.running is None:

@@ -1,4 +1,4 @@
-"""Writing a file with a secret in it: whole or not at all, and for its owner only."""
+"""Writes a file with a secret: atomically, and readable by its owner only."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from isthmus.errors import ConfigError
 
 
 def write_private(path: str, content: str | bytes, *, force: bool) -> None:
-    """Write a file with mode 0600; whoever reads it sees the old one or the new one.
+    """Write a file with mode 0600; readers see either the old file or the new one.
 
     Raises:
         ConfigError: it exists and ``force`` is not set, or it cannot be written.
     """
     target = Path(path)
     if not force and os.path.lexists(target):
-        raise ConfigError(f"{path}: already exists; --force replaces it")
+        raise ConfigError(f"{path}: already exists; replace it with --force")
     fresh = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     # O_EXCL never follows a symbolic link, and the mode is right from the first moment.
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -29,10 +29,10 @@ def write_private(path: str, content: str | bytes, *, force: bool) -> None:
         if force:
             os.replace(fresh, target)
         else:
-            os.link(fresh, target)  # which fails where somebody was quicker
+            os.link(fresh, target)  # fails if another process was faster
             fresh.unlink()
     except OSError as exc:
         fresh.unlink(missing_ok=True)
         if isinstance(exc, FileExistsError):
-            raise ConfigError(f"{path}: already exists; --force replaces it") from exc
+            raise ConfigError(f"{path}: already exists; replace it with --force") from exc
         raise ConfigError(f"{path}: {(exc.strerror or str(exc)).lower()}") from exc

@@ -1,9 +1,9 @@
-"""What a program is, as a value: its name, its words, and where its settings and parts are.
+"""The declaration of a program: its name, its texts, and where its settings and parts are.
 
 Each program's room declares one, ``PROGRAM``, in its ``__init__``; ``isthmus.programs`` lists the
 rooms. Everything that shows programs (the command line, reference pages, the doctor, manifests,
-the dashboard) walks that list. Modules are named and not imported here: ``isthmus --help`` reads
-every declaration and runs no program. Who runs one is lifecycle.py.
+the dashboard) walks that list. Modules are named, not imported: ``isthmus --help`` reads every
+declaration and runs no program. lifecycle.py runs programs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorFlags:
-    """A program has health and admin ports, whose flags are those of its AdminSettings.
+    """A program with health and admin ports, whose flags are those of its AdminSettings.
 
     The agent's admin port redirects to the metrics of the health port, as konnectivity's does.
     """
@@ -27,26 +27,26 @@ class OperatorFlags:
 class Program:
     """A declared program.
 
-    Some fields name what is found at ``module:name`` below ``room``, imported when somebody asks:
+    Some fields name an object as ``module:name`` below ``room``, imported on first use:
 
     - ``settings``: the class of its settings;
-    - ``parts``: a function that takes a Ground and gives the parts, foundations first;
+    - ``parts``: a function that takes a Ground and returns the parts, foundations first;
     - ``metrics``: the class of its metrics, a ProgramMetrics;
-    - ``view``: the class of its snapshot, empty for one that has none;
-    - ``workers``: a function that takes the settings and gives a WorkerPlan; empty for one that is
-      always one process;
-    - ``layout``: its SettingsLayout, which the doctor looks at;
+    - ``view``: the class of its snapshot, empty if it has none;
+    - ``workers``: a function that takes the settings and returns a WorkerPlan; empty if the
+      program is always one process;
+    - ``layout``: its SettingsLayout, which the doctor uses;
     - ``manifest``: its command below ``isthmus manifest``, which two programs may share;
-    - ``chart``: its ChartPart; empty for one that the Helm chart does not install.
+    - ``chart``: its ChartPart; empty if the Helm chart does not install it.
     """
 
     name: str
-    #: As a heading has it, and as a sentence has it: "an SNI router".
+    #: For headings, and for sentences: "an SNI router".
     title: str
     called: str
-    #: What its command does, in one line.
+    #: The command's help, in one line.
     help: str
-    #: Flags with which it could be run, for the help of commands that take its flags.
+    #: Example flags, for the help of commands that take the program's flags.
     example: str = ""
     room: str
     command: str = "command"
@@ -58,25 +58,25 @@ class Program:
     layout: str
     manifest: str = ""
     chart: str = ""
-    #: What the reference page of its flags says before the tables.
+    #: The introduction of the reference page of its flags.
     flag_rules: str = ""
-    #: The program that its flags come from, where that is not konnectivity's.
+    #: The program its flags come from, if that is not konnectivity's.
     flags_of: str = ""
     #: The name of its logger below ``isthmus``.
     log: str
-    #: The setting that names one of them, and the field of snapshots and log lines; none has any.
+    #: The setting with the program's id, and the field of snapshots and log lines; empty for none.
     id_field: str = ""
     #: The ``kind`` of its snapshots.
     snapshot_kind: str = ""
-    #: Whether its clients reach targets through a server, whose dials are then the same ones.
+    #: Whether its clients reach targets through a server, which counts the same dials.
     before_a_server: bool = False
-    #: The admin port unless it is told otherwise: settings take their default from here.
+    #: The default admin port, which settings use.
     admin_port: int = 0
-    #: None for a program that opens its own.
+    #: None for a program that opens its own ports.
     operator_flags: OperatorFlags | None = OperatorFlags()
 
     def found(self, where: str) -> Any:
-        """What is at ``module:name`` below its room, or below ``isthmus``."""
+        """The object at ``module:name`` below its room, or below ``isthmus``."""
         whole = where if where.startswith("isthmus.") else f"{self.room}.{where}"
         return resolve_name(whole)
 
@@ -98,7 +98,7 @@ class Program:
         return kind
 
     def has_workers(self, settings: Any) -> bool:
-        """Whether these settings ask for more processes than one."""
+        """Whether these settings require more than one process."""
         return bool(self.workers) and settings.workers != 1
 
     def id_of(self, settings: Any) -> str:

@@ -1,7 +1,7 @@
-"""What a process may have: memory for what peers make it keep, descriptors for their connections.
+"""Limits of a process: memory held on behalf of peers, descriptors for their connections.
 
-Both as they were set, or a part of what the machine allows; what is kept back of the descriptors is
-net/descriptors.py.
+Both are as configured, or a share of what the machine allows. net/descriptors.py has the reserve
+of descriptors.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from isthmus.net.descriptors import MANY, MOST_KEPT_BACK, descriptors, kept_back
 from isthmus.settings.program import LEAST_BYTES, MemorySettings
 from isthmus.tunnel.budget import Budget
 
-_PART, _OF = 2, 5  # 40 %: the rest is for code, TLS and what the kernel keeps for sockets
+_PART, _OF = 2, 5  # 40 %: the rest is for code, TLS and the kernel's socket buffers
 _MOST_BYTES = 2 * 2**30
-#: A cgroup of version 1 without a limit has one that no machine reaches.
+#: A cgroup of version 1 without a limit has a number that no machine reaches.
 _NO_LIMIT = 2**60
-#: Those that a program has from its start: listeners, files, the event loop's.
+#: Descriptors in use from the start: listeners, files, the event loop's.
 _FIRST = 32
 
 
 def open_budget(settings: MemorySettings, workers: int = 1) -> Budget:
-    """Make the budget of this process, one of so many workers; 0 is one for each CPU."""
+    """Create the budget of this process, one of ``workers`` processes; 0 is one for each CPU."""
     total = settings.budget_bytes
     if total is None:
         total = default_bytes()
@@ -31,7 +31,7 @@ def open_budget(settings: MemorySettings, workers: int = 1) -> Budget:
 
 
 def default_bytes(root: Path = Path("/")) -> int:
-    """What all workers have together where nothing was said."""
+    """The default for all workers together."""
     limit = cgroup_limit(root)
     if limit is not None:
         return limit * _PART // _OF
@@ -43,7 +43,7 @@ def _ram_bytes() -> int:
 
 
 def cgroup_limit(root: Path = Path("/")) -> int | None:
-    """The smallest memory limit of our cgroup and those around it, of either version."""
+    """The smallest memory limit of this process's cgroup and its parents, of either version."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -59,8 +59,8 @@ def cgroup_limit(root: Path = Path("/")) -> int | None:
 
 
 def _limits(mount: Path, path: str, name: str) -> list[int]:
-    # In a container the path may be that of the host, which is not mounted there: what is
-    # mounted is then the container's own.
+    # In a container the path may be the host's, which is not mounted there: what is mounted is
+    # then the container's own.
     places = [Path(path.lstrip("/"))]
     places += places[0].parents
     found = []
@@ -75,9 +75,9 @@ def _limits(mount: Path, path: str, name: str) -> list[int]:
 
 
 def allow_all() -> None:
-    """Raise the soft limit to the hard one, as Go's programs do by themselves.
+    """Raise the soft limit to the hard limit, as Go programs do by default.
 
-    It is 1,024 on most systems for the sake of select(2), which is not used here.
+    It is 1,024 on most systems because of select(2), which is not used here.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MANY if hard == resource.RLIM_INFINITY else min(hard, MANY)
@@ -86,18 +86,18 @@ def allow_all() -> None:
 
 
 def most_connections(asked: int) -> int:
-    """How many connections the descriptors of this process allow, each with two; at most asked."""
+    """How many connections the descriptors of this process allow, two each; at most ``asked``."""
     limit = descriptors()
     return max(1, min(asked, (limit - kept_back(limit) - _FIRST) // 2))
 
 
 def places(asked: int, share: int) -> int:
-    """How many places a port has: as many as asked for, or this part of the descriptors."""
+    """How many connections a port allows: the configured number, or a share of descriptors."""
     return asked or max(2, descriptors() // share)
 
 
 def allow_connections(connections: int) -> None:
-    """Raise the soft limit of this process as far as so many connections want and it may."""
+    """Raise the soft limit of this process as far as allowed, for this many connections."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 2 * connections + _FIRST + MOST_KEPT_BACK
     if soft != resource.RLIM_INFINITY and soft < wanted:

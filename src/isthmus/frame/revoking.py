@@ -1,8 +1,8 @@
-"""Cutting off whose certificate or token was taken back, and counting it.
+"""Closes connections whose certificate or token was revoked, and counts them.
 
 New connections are refused in their handshakes (net/revocation.py). After each reload of a list
-this looks at everything that is open and was made with a certificate that is in it now. Agents
-whose token was taken back are cut here, too.
+this closes everything open that was made with a certificate in it. Agents whose token was revoked
+are disconnected here, too.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from isthmus.net.poller import Poller
     from isthmus.net.revocation import Revocations
 
-#: Who ends a tunnel whose client or agent is cut, for audit and snapshot.
+#: The ender of a tunnel whose client or agent is disconnected, for audit and snapshot.
 BY_REVOCATION = "revocation"
 _WHY = "its certificate is revoked"
 _QUIET_S = 60.0
@@ -38,7 +38,7 @@ _audit = logging.getLogger("isthmus.audit")
 
 
 class Revoking:
-    """The lists of a program, by the name of the flags they came by."""
+    """The lists of a program, by the prefix of their flags."""
 
     def __init__(self, *, once: OncePer, metrics: RevocationMetrics, poller: Poller) -> None:
         self._once = once
@@ -47,10 +47,10 @@ class Revoking:
         self.all: dict[str, Revocations] = {}
 
     def read(self, name: str, crl: str, ca: str, *, prefix: str = "") -> None:
-        """Read the lists of ``--PREFIXcrl-file``, if there is such a file.
+        """Read the lists of ``--PREFIXcrl-file``, if it is set.
 
         Raises:
-            ConfigError: it cannot be read, or its lists are not signed by its authorities.
+            ConfigError: the file cannot be read, or its lists are not signed by its authorities.
         """
         if not crl:
             return
@@ -61,13 +61,13 @@ class Revoking:
     def _refused(self, certificate: str) -> None:
         self._once.log(
             ("revoked", certificate), _QUIET_S, _log, logging.WARNING,
-            "refused a certificate that is revoked", certificate=certificate,
+            "refused a revoked certificate", certificate=certificate,
         )  # fmt: skip
 
     # What is open.
 
     def cut(self, links: Iterable[Link], tunnels: TunnelTable) -> None:
-        """Reset whatever is open and was made with a certificate that is revoked now."""
+        """Reset everything open that was made with a certificate that is now revoked."""
         for link in list(links):
             if self._is_cut(link.carrier.tls):
                 self.cut_link(link, tunnels, kind="link", why=_WHY)
@@ -76,7 +76,7 @@ class Revoking:
             if isinstance(client, TlsEnd) and self._is_cut(client.tls):
                 self._cut_client(client)
                 tunnel.abort(Ending.ADMIN, BY_REVOCATION)
-        # Clients that have no tunnel yet, and those whose connection carries many.
+        # Clients without a tunnel yet, and those whose connection carries many.
         for owner in self._poller.owners():
             if isinstance(owner, TlsSocket) and not owner.closed and self._is_cut(owner.tls):
                 self._cut_client(owner)
@@ -86,9 +86,9 @@ class Revoking:
                 owner.broken()
 
     def cut_link(self, link: Link, tunnels: TunnelTable, *, kind: str, why: str) -> None:
-        """End a link and reset what it carries, and say so in the audit.
+        """End a link and reset its tunnels, with an audit record for each.
 
-        A tunnel without a byte so far is not reset: another link may take it.
+        A tunnel without a byte so far is not reset: it may move to another link.
         """
         self._metrics.cut(kind)
         who: dict[str, Any] = {f"{link.peer_kind}_id": link.peer_id}
@@ -113,7 +113,7 @@ class Revoking:
 
 
 def _abort_calls(session: object, tunnels: TunnelTable) -> None:
-    """Reset the tunnels of calls on a connection, before it goes: their ends have its name."""
+    """Reset the tunnels of calls on a connection before it closes: their ends have its name."""
     for tunnel in tunnels.all:
         client = tunnel.client
         if isinstance(client, ProxyEnd | PayloadEnd) and client.stream.connection is session:
@@ -121,14 +121,14 @@ def _abort_calls(session: object, tunnels: TunnelTable) -> None:
 
 
 class RevocationMetrics:
-    """What a program counts of it; ``files`` are the lists that it follows."""
+    """What a program counts about revocation; ``files`` are the lists it follows."""
 
     def __init__(self) -> None:
         self.files: Sequence[Revocations] = ()
         self.cuts: dict[str, int] = {}
 
     def cut(self, what: str) -> None:
-        """Count a connection that was cut: of which kind."""
+        """Count a connection that was closed, by kind."""
         self.cuts[what] = self.cuts.get(what, 0) + 1
 
     def _due(self) -> dict[str, float]:
@@ -139,11 +139,11 @@ class RevocationMetrics:
         }
 
     def _listed(self) -> dict[str, float]:
-        # One file may be given by two flags, and a sample must not be there twice.
+        # Two flags may name one file, and a sample must not appear twice.
         return {it.files.crl: len(it.lists) for it in self.files}
 
     def families(self, ours: str) -> list[Family]:
-        """Show them; names begin with ``ours``."""
+        """The metric families; names begin with ``ours``."""
         return [
             counter(
                 f"{ours}revocation_cuts_total",

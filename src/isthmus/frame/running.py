@@ -1,10 +1,9 @@
-"""Where a program begins: in one process, in a parent of workers, or in one of those workers.
+"""The start of a program: in one process, in a parent of workers, or in one of those workers.
 
-Before that it waits for files that somebody else still has to write. A pod may start before what it
-mounts has been filled: its certificates and its kubeconfig. Ending then would make the kubelet
-start it again and again, each time later. Meanwhile the health port answers, alive and not ready;
-nothing else is open. What is in the files is looked at when the program begins: one that is wrong
-is an error at once.
+Before that it waits for missing files. A pod may start before its certificates and its kubeconfig
+are mounted; if the program exited then, the kubelet would restart it with growing delays.
+Meanwhile the health port answers, alive and not ready; nothing else is open. The contents are
+checked when the program begins: an invalid file is an error at once.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def main(program: Program, settings: Any) -> int:
     if program.has_workers(settings):
         return _with_workers(program, settings)
     os.umask(0o077)
-    program.found(program.parts)  # imported before the collector is told what lives for ever
+    program.found(program.parts)  # imported before the garbage collector freezes what is loaded
     drain_s = getattr(settings, "graceful_shutdown_timeout_s", 0.0)
     return lifetime.main(
         lambda: Lifecycle(program, settings, signals=True),
@@ -68,20 +67,20 @@ def _with_workers(program: Program, settings: Any) -> int:
 
 
 def before(program: Program, settings: Any) -> lifetime.Before | None:
-    """What such a program waits for before it begins; None for nothing."""
+    """What the program waits for before it begins; None for nothing."""
     if not getattr(settings, "wait_for_files_s", 0.0):
         return None
     return partial(wait_for_files, program, settings)
 
 
 LOOK_S = 0.25
-#: How long systemd is asked to wait for us, from each look.
+#: How long systemd is asked to wait, after each check.
 _EXTEND_USEC = 30_000_000
 _log = logging.getLogger("isthmus.app")
 
 
 def missing_files(settings: Any) -> dict[str, str]:
-    """The files that these settings name and that are not there yet, or empty, and their flags."""
+    """The missing or empty files that these settings name, and their flags."""
     unread = settings.unread_files
     return {
         path: f"--{option.flag}"
@@ -103,7 +102,7 @@ def _is_missing(path: str) -> bool:
 
 
 async def wait_for_files(program: Program, settings: Any, notifier: Notifier | None) -> bool:
-    """Wait until all files are there, or --wait-for-files is over; False when told to end.
+    """Wait until all files are there, or --wait-for-files is over; False when told to exit.
 
     Raises:
         ConfigError: the health port cannot be opened.
@@ -119,7 +118,7 @@ async def wait_for_files(program: Program, settings: Any, notifier: Notifier | N
     try:
         await waiting.open()
         log(
-            _log, logging.WARNING, "waiting for files that are not there yet",
+            _log, logging.WARNING, "waiting for missing files",
             files=",".join(missing), wait=format_duration(settings.wait_for_files_s),
         )  # fmt: skip
         if notifier is not None:
@@ -132,7 +131,7 @@ async def wait_for_files(program: Program, settings: Any, notifier: Notifier | N
                     async with asyncio.timeout(LOOK_S):
                         await told.wait()
                 waiting.missing = missing_files(settings)
-                if waiting.missing:  # its own certificate may have come
+                if waiting.missing:  # its own certificate may be there now
                     await waiting.open()
     except TimeoutError:
         pass
@@ -141,12 +140,12 @@ async def wait_for_files(program: Program, settings: Any, notifier: Notifier | N
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
     if told.is_set():
-        log(_log, logging.INFO, "told to end while waiting for files")
+        log(_log, logging.INFO, "stopped while waiting for files")
     return not told.is_set()
 
 
 class _Waiting:
-    """The health port of a program that has not begun."""
+    """The health port of a program that has not begun yet."""
 
     def __init__(self, program: Program, settings: Any, missing: Mapping[str, str]) -> None:
         self._program = program
@@ -156,16 +155,16 @@ class _Waiting:
 
     @property
     def said(self) -> str:
-        """What it waits for."""
+        """What the program waits for."""
         return f"waiting for {', '.join(f'{flag} {path}' for path, flag in self.missing.items())}"
 
     async def open(self) -> None:
-        """Open the port, unless it is open already or its own files are missing."""
+        """Open the port, unless it is open already or its files are missing."""
         flags = self._program.operator_flags
         if self._port is not None:
             return
-        # A socket of systemd's can be taken once, and belongs to the program. Without its
-        # certificate the port cannot say anything to anybody.
+        # A socket of systemd can be taken only once, and belongs to the program. Without its
+        # certificate the port cannot answer anybody.
         if flags is None or PASSED or self.missing.keys() & set(_health_files(self._settings)):
             return
         metrics = self._program.found(self._program.metrics).of(self._settings)
@@ -184,7 +183,7 @@ class _Waiting:
         self._port = await open_health(self._settings, watched, flags, access=access)
 
     async def close(self) -> None:
-        """Close it: the program opens its own."""
+        """Close the port: the program opens its own."""
         if self._port is not None:
             await self._port.close()
 

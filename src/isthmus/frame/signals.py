@@ -1,4 +1,4 @@
-"""The signals that end what somebody started in a terminal, and noting them instead of dying."""
+"""Signals that end a command in a terminal, noted instead of ending it at once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from types import FrameType
 
 
 class Told:
-    """Whether a signal came. A handler may set it at any moment.
+    """Whether a signal came; a handler may set it at any moment.
 
-    No threading.Event: its lock is not reentrant, so a handler that runs inside ``wait`` or inside
-    the handler of another signal would wait for itself for ever. SimpleQueue's put() is.
+    Not a threading.Event: its lock is not reentrant, so a handler that runs inside ``wait`` or
+    another handler would wait for itself forever. SimpleQueue's put() is reentrant.
     """
 
     def __init__(self) -> None:
@@ -21,12 +21,12 @@ class Told:
         self._set = False
 
     def set(self) -> None:
-        """A signal came."""
+        """Note a signal."""
         self._set = True
         self._words.put(None)
 
     def wait(self, seconds: float) -> bool:
-        """Wait for a signal, at most so long; whether one has come, now or before."""
+        """Wait for a signal, at most this long; whether one has come, now or before."""
         if not self._set and seconds > 0:
             with contextlib.suppress(queue.Empty):
                 self._words.get(timeout=seconds)
@@ -34,14 +34,14 @@ class Told:
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Name the signals that end a run: a closed terminal too, unless nohup said otherwise."""
+    """The signals that end a run, including a closed terminal unless nohup ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [signal.SIGTERM, signal.SIGINT, *([] if ignored else [signal.SIGHUP])]
 
 
 @contextlib.contextmanager
 def noting_signals() -> Iterator[Told]:
-    """Note the signals that end a run instead of being interrupted by them."""
+    """Note the signals that end a run instead of being ended by them."""
     told = Told()
 
     def note(number: int, frame: FrameType | None) -> None:

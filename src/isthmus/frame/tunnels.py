@@ -1,4 +1,4 @@
-"""The table of open tunnels: where metrics, snapshots and draining look."""
+"""The table of open tunnels, for metrics, snapshots and draining."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ from isthmus.tunnel.tunnel import Tunnel
 from isthmus.values import DIRECTLY, DialOutcome, DialRequest, TunnelId
 
 SWEEP_S = 30.0
-#: How often readers are looked at: whether one has stopped shows between two looks.
+#: How often readers are checked: a stopped reader shows between two checks.
 LOOK_S = 2.5
-#: Looking at one tunnel takes a microsecond or two; other work runs after this many.
+#: Checking one tunnel takes a microsecond or two; other work runs after this many.
 _LOOKS_AT_ONCE = 500
 LEFTOVERS_S = 300.0
 _log = logging.getLogger("isthmus.tunnel")
 
 
 class TunnelTable:
-    """Every tunnel of a program, from join to the end."""
+    """All tunnels of a program, from join to the end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, metrics: ProgramMetrics) -> None:
         self._loop = loop
         self._metrics = metrics
         self._ids = itertools.count(1)
         self._open: dict[TunnelId, Tunnel] = {}
-        # Tunnels of which one end is done and the other has bytes that nobody reads: how many, and
-        # since when they did not move.
+        # Tunnels with one end done and unread bytes at the other: how many bytes, and since when
+        # they have not moved.
         self._leftovers: dict[TunnelId, tuple[int, float]] = {}
-        # What half-closed tunnels over gRPC links had carried, and since when it is no more.
+        # What half-closed tunnels over gRPC links had carried, and since when that has not changed.
         self._still: dict[TunnelId, tuple[int, float]] = {}
-        # What the readers take for whom bytes wait, by tunnel and side.
+        # How much the readers with waiting bytes take, by tunnel and side.
         self._paces: dict[tuple[TunnelId, str], ReaderPace] = {}
         self.endings = RecentEndings()
 
@@ -69,7 +69,7 @@ class TunnelTable:
     ) -> None:
         """Join two ends and keep their tunnel until both are done.
 
-        ``on_ended`` is then told how many seconds it lived. ``gates`` hold its bytes to a rate.
+        ``on_ended`` is then called with its lifetime in seconds. ``gates`` limit its rate.
         ``again`` dials again if its link is lost before the first byte.
         """
         kind = Tunnel if again is None else UntouchedTunnel
@@ -86,7 +86,7 @@ class TunnelTable:
         if isinstance(tunnel, UntouchedTunnel):
             tunnel.dial_again_by(again)
         if isinstance(tunnel, MeteredTunnel):
-            assert gates is not None  # that is why it is one
+            assert gates is not None  # otherwise there would be no share
             tunnel.hold_to(gates)
         # Count the tunnel's bytes, not the dial, its answer and the reply that set it up.
         client.bytes_written = far.bytes_written = 0
@@ -103,24 +103,24 @@ class TunnelTable:
         on_ended: Callable[[Tunnel, float], None] | None = None,
         gates: tuple[Sequence[Gate], Sequence[Gate]] | None = None,
     ) -> None:
-        """Join to a target that no agent dialed; ``payer`` pays for what the ends hold."""
+        """Join to a target that no agent dialed; ``payer`` is charged for what the ends hold."""
         if payer is not None:
             charge_tunnel(client, far, payer)
         self.open(request, DIRECTLY, client=client, far=far, on_ended=on_ended, gates=gates)
         if payer is not None and isinstance(client, SocketEnd):
-            client.keeps(0)  # what came early has been passed on
+            client.keeps(0)  # early bytes have been passed on
 
     @property
     def all(self) -> tuple[Tunnel, ...]:
-        """Every tunnel that is open now."""
+        """All open tunnels."""
         return tuple(self._open.values())
 
     def count_of(self, frontend: str) -> int:
-        """How many came by this frontend."""
+        """The number of tunnels of this frontend."""
         return sum(tunnel.request.frontend == frontend for tunnel in self._open.values())
 
     def live_bytes(self) -> tuple[int, int]:
-        """Bytes (to target, to client) of the tunnels that are open."""
+        """Bytes (to target, to client) of the open tunnels."""
         tunnels = self._open.values()
         return (
             sum(tunnel.far.bytes_written for tunnel in tunnels),
@@ -128,7 +128,7 @@ class TunnelTable:
         )
 
     def end(self, tunnel_id: TunnelId, by: str) -> str | None:
-        """Reset a tunnel because somebody wants it; its connection id, or None if there is none."""
+        """Reset a tunnel on request; its connection id, or None if there is no such tunnel."""
         tunnel = self._open.get(tunnel_id)
         if tunnel is None:
             return None
@@ -136,9 +136,9 @@ class TunnelTable:
         return tunnel.request.connection_id
 
     def end_on(self, link_id: int, by: str) -> None:
-        """Reset what a link carries because somebody wants it cut.
+        """Reset the tunnels of a link that is to be closed.
 
-        What could be dialed again is left to that: nothing of it has been in that link.
+        A tunnel that can be dialed again is not reset: no byte of it has passed the link.
         """
         for tunnel in list(self._open.values()):
             if tunnel.outcome.link_id == link_id and not tunnel.untouched:
@@ -150,7 +150,7 @@ class TunnelTable:
             tunnel.abort(reason)
 
     async def watch(self) -> None:
-        """Look and sweep for ever."""
+        """Check and sweep, forever."""
         due = self._loop.time() + SWEEP_S
         while True:
             await asyncio.sleep(LOOK_S)
@@ -160,7 +160,7 @@ class TunnelTable:
                 due = self._loop.time() + SWEEP_S
 
     async def look(self) -> None:
-        """Remember what readers have taken, for those who ask later; others go on in between."""
+        """Remember what readers have taken, for later snapshots; other work runs in between."""
         tunnels = iter(self.all)
         while batch := list(itertools.islice(tunnels, _LOOKS_AT_ONCE)):
             now = self._loop.time()
@@ -170,9 +170,9 @@ class TunnelTable:
             await asyncio.sleep(0)
 
     def sweep(self, now: float) -> None:
-        """Reset the tunnels whose last bytes nobody has read for too long.
+        """Reset the tunnels whose last bytes have been unread for too long.
 
-        While both ends live, the session watches them; the last bytes are in a socket end alone.
+        While both ends are open, the session watches them; the last bytes are in a socket end only.
         """
         before, self._leftovers = self._leftovers, {}
         for tunnel in list(self._open.values()):
@@ -208,7 +208,7 @@ class TunnelTable:
         return now - since >= LEFTOVERS_S
 
     def views(self, limit: int) -> tuple[TunnelView, ...]:
-        """Show the oldest tunnels, at most ``limit``."""
+        """The views of the oldest tunnels, at most ``limit``."""
         now = self._loop.time()
         return tuple(
             self._view(tunnel, now) for tunnel in itertools.islice(self._open.values(), limit)
@@ -266,9 +266,9 @@ class TunnelTable:
         )
 
     def _sides(self, tunnel: Tunnel, now: float) -> tuple[Held, Held]:
-        """What waits for the client and for the target; remembers what they have taken."""
+        """What waits for the client and for the target; also remembers what they have taken."""
         if isinstance(tunnel, MeteredTunnel) and tunnel.held:
-            return _NOTHING  # nothing is wrong: it waits for its share
+            return _NOTHING  # nothing is wrong: the tunnel waits for its share
         client, far = tunnel.client, tunnel.far
         if tunnel.last_end is None:
             for end in (far, client):
@@ -280,7 +280,7 @@ class TunnelTable:
         )
 
     def _of_stream(self, tunnel: Tunnel, stream: Stream, now: float) -> tuple[Held, Held]:
-        """Ask the stream, which knows both what its sink and what its peer does not take."""
+        """Ask the stream, which knows what its sink and its peer do not take."""
         held, backlog = stream.held, stream.backlog_bytes
         if not held and not backlog and not self._paces:
             return _NOTHING  # nearly all; the rest is most of a snapshot
@@ -303,7 +303,7 @@ class TunnelTable:
         *,
         no_credit: bool = False,
     ) -> Held:
-        """What waits for one side, and what it takes, as far as anybody looked."""
+        """What waits for one side, and its rate, as of the last check."""
         key = (tunnel.id, side)
         pace = self._paces.get(key)
         if not waiting:
@@ -324,7 +324,7 @@ _NOTHING = (_NONE, _NONE)
 class TunnelsPart(Part):
     """The tunnels of a program: swept while it runs, waited for when it drains, reset at its end.
 
-    ``noun`` is what one is called in a status line; empty where another part says how many.
+    ``noun`` is the word for one in a status line; empty if another part reports the number.
     """
 
     def __init__(

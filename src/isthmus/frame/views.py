@@ -27,7 +27,7 @@ _MOST_PEER_CHARS = 256
 
 
 def link_view(link: Link, peer_id: str, now: float) -> LinkView:
-    """Show one link, from either side."""
+    """The view of a link, from either side."""
     return LinkView(
         id=link.id,
         peer_id=peer_id,
@@ -49,7 +49,7 @@ def link_view(link: Link, peer_id: str, now: float) -> LinkView:
 
 
 def memory_view(budget: Budget) -> MemoryView:
-    """Show the memory budget, and who holds the most."""
+    """The view of the memory budget, and of the peers that hold most of it."""
     return MemoryView(
         budget_bytes=budget.total_bytes,
         used_bytes=budget.used_bytes,
@@ -65,7 +65,7 @@ def memory_view(budget: Budget) -> MemoryView:
 
 
 def state_of(link: Link) -> LinkState:
-    """Say how it is in one word."""
+    """The state of a link."""
     if not link.ready:
         return LinkState.GREETING
     if link.suspended:
@@ -76,7 +76,7 @@ def state_of(link: Link) -> LinkState:
 
 
 def is_draining(link: Link) -> bool:
-    """The peer said so, by either word; a link that is full or stuck is not draining."""
+    """Whether the peer is draining, by either signal; a full or stuck link is not."""
     return link.draining or (link.talk is not None and link.talk.peer_drains)
 
 
@@ -86,7 +86,7 @@ def round_trip_s(link: Link) -> float | None:
 
 
 def totals(metrics: ProgramMetrics) -> Totals:
-    """Sum up what has ended and what goes on."""
+    """The totals of ended and running tunnels."""
     to_target, to_client = metrics.bytes_carried()
     failed = sum(metrics.dial_failures.values())
     return Totals(
@@ -99,7 +99,7 @@ def totals(metrics: ProgramMetrics) -> Totals:
 
 
 def tally(metrics: ProgramMetrics, *, tunnels: int) -> Tally:
-    """Sum up for the history of a program, which has so many tunnels open."""
+    """The tally for the history of a program with this many open tunnels."""
     to_target, to_client = metrics.bytes_carried()
     failures = {reason.value: count for reason, count in metrics.dial_failures.items() if count}
     return Tally(
@@ -115,7 +115,7 @@ def tally(metrics: ProgramMetrics, *, tunnels: int) -> Tally:
 
 
 def gate_views(gates: GateSettings) -> tuple[GateView, ...]:
-    """Show the feature gates of a program."""
+    """The views of a program's feature gates."""
     return tuple(
         GateView(name=name, stage=GATES[name].stage, enabled=on)
         for name, on in gates.states().items()
@@ -123,7 +123,7 @@ def gate_views(gates: GateSettings) -> tuple[GateView, ...]:
 
 
 def certificates(contexts: list[HotContext]) -> tuple[CertificateView, ...]:
-    """Show the certificate files in use."""
+    """The views of the certificate files in use."""
     found: list[CertificateView] = []
     now = datetime.now(UTC)
     for path, life in lifetimes_of(contexts).items():

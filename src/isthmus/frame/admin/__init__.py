@@ -1,4 +1,5 @@
 """The HTTP ports of every program for operators: health, metrics, snapshots, profiles, changes.
 
-Nothing here knows a program: each gives callables in. What the ports answer to whom is ports.py.
+Nothing here depends on a program: each provides callables. ports.py serves, guard.py decides whom
+to answer.
 """

@@ -1,7 +1,7 @@
-"""What an operators' port is told of its program, and what its handlers give back.
+"""The interface between operator ports and programs: the data they get, and their answers.
 
-Routes, checks, and ``Watched``: plain callables, given by the program. Serving is ports.py, who is
-answered guard.py, the paths themselves routes.py.
+Routes, checks, and ``Watched``: plain callables, given by the program. ports.py serves, guard.py
+decides whom to answer, routes.py has the paths.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from isthmus.frame.model.history import History
 from isthmus.frame.model.snapshot import ProgramView
 from isthmus.values import TunnelId
 
-#: Answers a request; may stream, and is cancelled when whoever asked leaves.
+#: Answers a request; may stream, and is cancelled when the client leaves.
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
-#: Handlers by path, for GET and HEAD. A path behind ``POST`` and a space changes something, and a
-#: ``*`` in it stands for one segment.
+#: Handlers by path, for GET and HEAD. A path after ``POST`` and a space is a change, and a ``*``
+#: in it is one segment.
 Routes = Mapping[str, Handler]
-#: What stands before the path of a change.
+#: The prefix of the path of a change.
 POST = "POST "
-#: What every answer carries.
+#: Headers of every answer.
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-#: What a page of this port may do: use what comes from this very port, and nothing else.
+#: The policy for pages of this port: only resources of the same port.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self';"
     " img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-#: What pages carry, and refusals, which a browser may show in place of one.
+#: Headers of pages, and of refusals, which a browser may show instead.
 SAFE_HEADERS = {
     **HEADERS,
     "Content-Security-Policy": POLICY,
@@ -44,20 +44,21 @@ SAFE_HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
 }
 T = TypeVar("T")
-#: What a program shows it has at hand, or has to ask other processes for.
+#: A program has these at once, or asks other processes for them.
 Metrics = Callable[[], bytes | Awaitable[bytes]]
-#: Is told how many tunnels to show at most, and counts the rest as truncated.
+#: Called with the maximum number of tunnels; counts the rest as truncated.
 Snapshot = Callable[[int], ProgramView | Awaitable[ProgramView]]
 #: The last records of the audit log as lines of JSON, oldest first, and the number of the newest:
-#: those after a number, at most so many.
+#: called with the number to start after, and the most to return.
 RecentRecords = Callable[[int, int], tuple[list[bytes], int]]
-#: Ends a tunnel for an operator, who is named; gives its connection id, or None if there is none.
+#: Ends a tunnel for a named operator; returns its connection id, or None if there is no such
+#: tunnel.
 EndTunnel = Callable[[TunnelId, str], str | Awaitable[str | None] | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing that liveness or readiness depends on; ``failure`` is empty when it is well."""
+    """A check of liveness or readiness; ``failure`` is empty if it passed."""
 
     name: str
     failure: str = ""
@@ -70,7 +71,7 @@ Checks = Callable[[], list[Check]]
 
 
 async def settled(given: T | Awaitable[T]) -> T:
-    """What was given, at once or in a while."""
+    """The value, awaited if need be."""
     if isawaitable(given):
         found: T = await given
         return found
@@ -78,24 +79,24 @@ async def settled(given: T | Awaitable[T]) -> T:
 
 
 def reply(status: int, text: str) -> web.Response:
-    """Make an answer of plain text."""
+    """A plain-text answer."""
     return web.Response(status=status, text=text, headers=HEADERS)
 
 
 def refuse(status: int, text: str) -> web.Response:
-    """Make an answer to whoever gets nothing else, with the headers of a page."""
+    """A refusal, with the headers of a page."""
     return web.Response(status=status, text=text, headers=SAFE_HEADERS)
 
 
 def json_reply(body: bytes | str, status: int = 200) -> web.Response:
-    """Make an answer of JSON that is written already."""
+    """An answer with serialized JSON."""
     raw = body.encode() if isinstance(body, str) else body
     headers = {**HEADERS, "Content-Type": "application/json"}
     return web.Response(status=status, body=raw, headers=headers)
 
 
 def asked_limit(request: web.BaseRequest, *, default: int, most: int) -> int | None:
-    """Read ``?limit=N``, cut to the most there is; None when it is no whole number."""
+    """Read ``?limit=N``, at most ``most``; None if it is not a whole number."""
     asked = request.query.get("limit", str(default))
     if not (asked.isascii() and asked.isdigit() and len(asked) < 10):
         return None
@@ -103,17 +104,17 @@ def asked_limit(request: web.BaseRequest, *, default: int, most: int) -> int | N
 
 
 def bad_limit(most: int) -> web.Response:
-    """Say what a limit has to be."""
-    return reply(400, f"limit: not a whole number from 0 to {most}\n")
+    """The refusal of an invalid limit."""
+    return reply(400, f"limit: must be a whole number from 0 to {most}\n")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
     """A program as its admin port sees it.
 
-    ``program`` is its name on the command line, ``instance`` its id. ``settings`` are those that it
-    runs with, a dataclass of declared options. ``records`` is None where nothing is audited, and
-    ``end_tunnel`` where there is nothing to end.
+    ``program`` is its name on the command line, ``instance`` its id. ``settings`` are its
+    settings, a dataclass of declared options. ``records`` is None without an audit log, and
+    ``end_tunnel`` without tunnels.
     """
 
     program: str

@@ -1,7 +1,7 @@
 """The paths under ``/debug/pprof/`` of an admin port, named as Go's net/http/pprof names them.
 
-Without --enable-profiling they say which flag is missing; nothing is loaded, measured or started
-then. The profiles themselves are observe/profiles.py.
+Without --enable-profiling they only name the flag; nothing is loaded, measured or started. The
+profiles themselves are observe/profiles.py.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ DEFAULT_SECONDS = 30
 MAX_SECONDS = 300
 _OFFERED = {
     "profile": "CPU time by stack, measured for ?seconds=N (30)",
-    "heap": "objects alive by type; with ?seconds=N by where they were made meanwhile",
+    "heap": "live objects by type; with ?seconds=N, by place of allocation during that time",
     "goroutine": "every task and thread with its stack; ?debug=1 or 2 as text",
     "cmdline": "the command line",
 }
-#: What Go has and we have not.
+#: Profiles of Go that do not exist here.
 _NOT_OFFERED = ("allocs", "block", "mutex", "symbol", "threadcreate", "trace")
-# The timer and the tracing are the process's, and there may be two programs in one.
+# The timer and the tracing belong to the process, which may run two programs.
 _measuring = threading.Lock()
 
 
 def debug_routes(enabled: bool) -> Routes:
-    """Give the paths: those of profiles, or without --enable-profiling ones that say so."""
+    """The paths of the profiles; without --enable-profiling they answer with a hint."""
     names = ("", "/", *(f"/{name}" for name in (*_OFFERED, *_NOT_OFFERED)))
     routes: dict[str, Handler] = {f"{PREFIX}{name}": _off for name in names}
     if not enabled:
@@ -49,11 +49,11 @@ def debug_routes(enabled: bool) -> Routes:
 
 
 async def _off(request: web.BaseRequest) -> web.Response:
-    return reply(404, "profiling is off; start with --enable-profiling\n")
+    return reply(404, "profiling is disabled; enable it with --enable-profiling\n")
 
 
 async def _missing(request: web.BaseRequest) -> web.Response:
-    return reply(404, f"there is no such profile here; {PREFIX}/ lists those that are\n")
+    return reply(404, f"unknown profile; {PREFIX}/ has a list\n")
 
 
 async def _to_index(request: web.BaseRequest) -> web.Response:
@@ -80,9 +80,9 @@ async def _one_at_a_time(
     asked = request.query.get("seconds", "")
     digits = asked.isascii() and asked.isdigit() and len(asked) < 10
     if asked and not (digits and int(asked) <= MAX_SECONDS):
-        return reply(400, f"seconds: not a whole number from 1 to {MAX_SECONDS}\n")
+        return reply(400, f"seconds: must be a whole number from 1 to {MAX_SECONDS}\n")
     if not _measuring.acquire(blocking=False):
-        return reply(409, "another profile is being taken\n")
+        return reply(409, "another profile is already running\n")
     try:
         return _file(*await measure(float(asked) if asked and int(asked) else None))
     finally:
@@ -113,7 +113,7 @@ async def _goroutine(request: web.BaseRequest) -> web.Response:
         case "2":
             return reply(200, as_stacks(found))
         case _:
-            return reply(400, "debug: not 0, 1 or 2\n")
+            return reply(400, "debug: must be 0, 1 or 2\n")
 
 
 def _file(name: str, body: bytes) -> web.Response:

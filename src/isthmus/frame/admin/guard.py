@@ -1,10 +1,11 @@
-"""Who is answered on an admin port: its TLS and token, and who may change something there.
+"""Access to an admin port: its TLS and token, and who may make changes.
 
-The port shows who talks to whom. On loopback it is for whoever is on the machine, if a request
-names a loopback host; elsewhere, or with a token, clients prove who they are. Changes are for whom
-we can name: by a certificate, by the token, or by the user that the connecting process belongs to.
-The token's file is looked at when somebody asks, not between requests: nothing else needs it. A
-change that cannot be used leaves the token that was there.
+The port shows which peers are connected. On loopback it answers every user of the machine, if the
+request names a loopback host; elsewhere, or with a token, clients must authenticate. Changes are
+for identified clients only: by a certificate, by the token, or by the user of the connecting
+process.
+The token's file is checked on each request, not in between. If a changed file is invalid, the
+previous token stays in use.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from isthmus.settings.rules_roles import Admits, Role
 from isthmus.text.addresses import is_loopback
 from isthmus.values import ANONYMOUS, Identity
 
-#: Says what is meant. A browser sends it to another origin only after a preflight, and none is
-#: ever allowed. Its value is the last word of the path.
+#: States the intent. A browser sends it to another origin only after a preflight request, which is
+#: never allowed. Its value is the last segment of the path.
 INTENT = "X-Isthmus-Intent"
 PROBES = frozenset({"/healthz", "/livez", "/readyz", "/ready"})
 _operator: ContextVar[str] = ContextVar("operator")
 _QUIET_S = 60.0
 _ROOT = 0
-#: Everybody with a certificate, but those that isthmus pki made for agents and servers.
+#: Every client with a certificate, except those that isthmus pki issued for agents and servers.
 ANYBODY = Admits(role=Role.CLIENT, flag="--admin-client-names")
 _log = logging.getLogger("isthmus.ports")
 FLAG = "--admin-token-file"
@@ -52,15 +53,15 @@ MAX_BYTES = 4096
 
 
 class NotAllowed(Exception):
-    """A change that is not made; one sentence that says why."""
+    """A refused change, with the reason as one sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guard:
-    """What an admin port was opened with.
+    """The access settings of an admin port.
 
-    ``host`` is the loopback host that it was told to bind; None where clients prove who they are,
-    by a certificate that it ``admits`` or by the ``token``. ``open_paths`` need no token.
+    ``host`` is the loopback host it is bound to; None if clients authenticate, by a certificate
+    that it ``admits`` or by the ``token``. ``open_paths`` need no token.
     """
 
     host: str | None
@@ -68,19 +69,19 @@ class Guard:
     token: OperatorToken | None = None
     open_paths: Collection[str] = ()
     once: OncePer = field(default_factory=OncePer)
-    #: Whoever connects may ask, and answers are looked for in all of /proc: one at a time, as the
-    #: threads are for others, too.
+    #: Any client may cause a search in all of /proc: one at a time, because other work needs the
+    #: threads, too.
     looking: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1), compare=False)
 
     def refusal(self, request: web.BaseRequest) -> web.Response | None:
-        """Refuse to answer, or None."""
+        """The refusal of a request, or None."""
         if self.host is not None and not _names_us(self.host, request):
-            return refuse(403, "this port answers only to the name of a loopback host\n")
-        # Such a page could read nothing, but profiles and snapshots cost time, and a browser that
-        # has a certificate shows it to everybody. Changes have a sentence of their own.
+            return refuse(403, "this port answers only requests for a loopback host name\n")
+        # Such a page could read nothing, but profiles and snapshots cost time, and a browser
+        # presents its certificate to any site's request. Changes have their own message.
         looks = request.method in ("GET", "HEAD")
         if looks and not self._is_open(request) and is_from_elsewhere(request):
-            return refuse(403, "this is not for pages of other sites\n")
+            return refuse(403, "cross-site requests are not allowed\n")
         refusal = self._role_refusal(request)
         if refusal:
             self.once.log(
@@ -92,15 +93,15 @@ class Guard:
             return None
         if "Authorization" in request.headers:
             self.once.log(
-                "token", _QUIET_S, _log, logging.WARNING, "admin request with a wrong token",
+                "token", _QUIET_S, _log, logging.WARNING, "admin request with an invalid token",
                 client=request.remote,
             )  # fmt: skip
-        response = refuse(401, "this port wants the header Authorization: Bearer TOKEN\n")
+        response = refuse(401, "this port requires the header Authorization: Bearer TOKEN\n")
         response.headers["WWW-Authenticate"] = "Bearer"
         return response
 
     def _role_refusal(self, request: web.BaseRequest) -> str:
-        """Why its certificate is not good here; empty: it is, or it shows none."""
+        """Why its certificate is not admitted; empty if it is, or if there is none."""
         identity = _identity(request)
         return self.admits.refusal(identity) if identity is not None else ""
 
@@ -109,7 +110,7 @@ class Guard:
         return request.method in ("GET", "HEAD") and (path in PROBES or path in self.open_paths)
 
     async def admit_change(self, request: web.BaseRequest) -> web.Response | None:
-        """Refuse a change, or None: ``current_operator`` is then whoever asks for it."""
+        """The refusal of a change, or None; ``current_operator`` is then the client."""
         try:
             _operator.set(await self._operator(request))
         except NotAllowed as why:
@@ -125,7 +126,7 @@ class Guard:
         name = _certificate(request)
         if name:
             return f"operator {name}"
-        if self.token is not None:  # which refusal() has seen
+        if self.token is not None:  # checked by refusal()
             return "operator with the token"
         return f"operator {await self._user(request)}"
 
@@ -138,37 +139,37 @@ class Guard:
             )
         if owner is None:
             raise NotAllowed(
-                "whose process asks cannot be told; show the token of --admin-token-file or a"
+                "cannot determine the user of the client; use the token of --admin-token-file or a"
                 " certificate"
             )
-        # A tunnel to our own loopback ends in a socket of our own user.
+        # A tunnel to this host's loopback ends in a socket of the program's own user.
         if of_others:
-            raise NotAllowed("this came through a connection that this program made for others")
+            raise NotAllowed("the request came through a tunnel of this program")
         if owner.uid not in (_ROOT, os.geteuid()):
             raise NotAllowed(
-                f"only root and the user that this program runs as may change something, and this"
-                f" comes from {owner.user}; or show the token of --admin-token-file or a"
+                f"only root and the user of this program may make changes, and this request is"
+                f" from {owner.user}; or use the token of --admin-token-file or a"
                 " certificate"
             )
         return owner.user
 
 
 def current_operator() -> str:
-    """Name who asks for a change, in the handler of one."""
+    """The client of a change, in its handler."""
     return _operator.get()
 
 
 def _check_intent(request: web.BaseRequest) -> None:
     word = request.path.rpartition("/")[2]
     if request.headers.getall(INTENT, []) != [word]:
-        raise NotAllowed(f"a change needs the header {INTENT}: {word}")
+        raise NotAllowed(f"changes require the header {INTENT}: {word}")
     if is_from_elsewhere(request):
-        raise NotAllowed("a page of another site may change nothing here")
+        raise NotAllowed("cross-site requests cannot make changes")
 
 
 def is_from_elsewhere(request: web.BaseRequest) -> bool:
-    """Tell whether a page of another site makes a browser ask this; tools do not say."""
-    # Both of these a browser sets by itself, and no page can make it lie (Fetch §3.2, §3.6).
+    """Whether a browser sent this for a page of another site; other clients do not tell."""
+    # A browser sets both of these itself, and no page can change them (Fetch §3.2, §3.6).
     sites = request.headers.getall("Sec-Fetch-Site", ["none"])
     if not all(site in ("same-origin", "none") for site in sites):
         return True
@@ -184,7 +185,7 @@ def _authority(origin: str) -> str | None:
 
 
 def _identity(request: web.BaseRequest) -> Identity | None:
-    """Who the certificate of a connection names; None: it has none."""
+    """The identity in the certificate of a connection; None if it has none."""
     transport = request.transport
     connection = transport.get_extra_info("ssl_object") if transport is not None else None
     if connection is None or not connection.getpeercert():
@@ -202,7 +203,7 @@ def _certificate(request: web.BaseRequest) -> str:
 def _end(request: web.BaseRequest, name: str) -> tuple[str, int]:
     found = request.transport.get_extra_info(name) if request.transport is not None else None
     if not found:
-        raise NotAllowed("whoever asked has gone")
+        raise NotAllowed("the client has disconnected")
     return str(found[0]), int(found[1])
 
 
@@ -220,9 +221,9 @@ def _shows(token: OperatorToken, request: web.BaseRequest) -> bool:
 
 
 def _names_us(bound: str, request: web.BaseRequest) -> bool:
-    # A web page can make its own name resolve to 127.0.0.1 and read what a port on loopback
-    # answers (DNS rebinding), but its browser still sends that name. Probes over HTTP/1.0 may
-    # send no Host at all; no browser does.
+    # A web page can make its own name resolve to 127.0.0.1 and read the answers of a port on
+    # loopback (DNS rebinding), but the browser still sends that name. Probes over HTTP/1.0 may
+    # send no Host; browsers always do.
     hosts = request.headers.getall("Host", [])
     if not hosts:
         return request.version < (1, 1)
@@ -231,7 +232,7 @@ def _names_us(bound: str, request: web.BaseRequest) -> bool:
 
 
 def host_only(authority: str) -> str:
-    """Take the port away from ``host:port`` or ``[v6]:port``."""
+    """Remove the port from ``host:port`` or ``[v6]:port``."""
     if authority.startswith("["):
         return authority[1:].partition("]")[0]
     return authority.partition(":")[0]
@@ -240,7 +241,7 @@ def host_only(authority: str) -> str:
 def admin_tls(
     settings: AdminSettings, *, min_version: str = "", suites: Sequence[str] = ()
 ) -> HotContext | None:
-    """Make the context that follows the admin port's files; None without --admin-cert.
+    """The TLS context that follows the admin port's files; None without --admin-cert.
 
     Raises:
         ConfigError: a file is wrong.
@@ -259,7 +260,7 @@ def admin_tls(
 def health_tls(
     cert: str, key: str, *, min_version: str = "", suites: Sequence[str] = ()
 ) -> HotContext | None:
-    """Make the context that follows the health port's files; None without --health-cert.
+    """The TLS context that follows the health port's files; None without --health-cert.
 
     Raises:
         ConfigError: a file is wrong.
@@ -280,7 +281,7 @@ def _build(min_version: str, suites: Sequence[str]) -> Callable[[TlsFiles], ssl.
 
 
 def say_refused(once: OncePer, error: OSError, *, port: str = "admin") -> None:
-    """Log that somebody could not shake hands with a port, once a minute."""
+    """Log a failed handshake at a port, each reason once a minute."""
     reason = error.reason if isinstance(error, ssl.SSLError) else type(error).__name__
     once.log(
         (port, reason), _QUIET_S, _log, logging.WARNING, f"{port} connection refused",
@@ -289,12 +290,12 @@ def say_refused(once: OncePer, error: OSError, *, port: str = "admin") -> None:
 
 
 def read_token(path: str, *, wait: bool = True) -> bytes:
-    """Read a token: the whole file, without the blanks and line ends around it.
+    """Read a token: the whole file, without surrounding white space.
 
-    A pipe, as a shell makes of ``<(command)``, is waited for; not without ``wait``.
+    With ``wait``, wait for a pipe, such as a shell's ``<(command)``.
 
     Raises:
-        ConfigError: it cannot be read or is no token; nothing of it is quoted.
+        ConfigError: it cannot be read or is not a token; the error does not quote it.
     """
     flags = 0 if wait else os.O_NONBLOCK
     try:
@@ -304,23 +305,25 @@ def read_token(path: str, *, wait: bool = True) -> bytes:
         raise unreadable(f"{FLAG} {path}", exc) from exc
     token = raw.strip()
     if len(raw) > MAX_BYTES:
-        raise ConfigError(f"{FLAG} {path}: a token has at most {MAX_BYTES} bytes")
+        raise ConfigError(f"{FLAG} {path}: the token must have at most {MAX_BYTES} bytes")
     if len(token) < MIN_CHARS:
         raise ConfigError(
-            f"{FLAG} {path}: a token has at least {MIN_CHARS} characters and this has {len(token)};"
-            " make one with openssl rand -hex 32"
+            f"{FLAG} {path}: the token must have at least {MIN_CHARS} characters, not"
+            f" {len(token)}; create one with openssl rand -hex 32"
         )
-    # What a header can carry (RFC 9110 §5.5), without what would be taken for its end.
+    # What a header can carry (RFC 9110 §5.5), without white space.
     if not all(0x21 <= byte <= 0x7E for byte in token):
-        raise ConfigError(f"{FLAG} {path}: a token is one word of letters, digits and signs")
+        raise ConfigError(
+            f"{FLAG} {path}: the token must be one word of letters, digits and punctuation"
+        )
     return token
 
 
 class OperatorToken:
-    """The token, as its file says it now."""
+    """The token in its file."""
 
     def __init__(self, path: str) -> None:
-        """Read it; says so in the log if everybody on the machine may.
+        """Read it; logs a warning if every user of the machine can read it.
 
         Raises:
             ConfigError: it is wrong.
@@ -330,40 +333,40 @@ class OperatorToken:
         self._stamp = _stamp(path)
         self._token = read_token(path)
         if self._stamp and self._stamp[-1] & stat.S_IROTH:
-            log(_log, logging.WARNING, "everybody on this machine can read the admin token",
+            log(_log, logging.WARNING, "every user of this machine can read the admin token",
                 file=path, mode=f"{stat.S_IMODE(self._stamp[-1]):04o}")  # fmt: skip
 
     def __repr__(self) -> str:
         return f"<OperatorToken {self._path}>"
 
     def matches(self, shown: str) -> bool:
-        """Tell whether this is the token, in a time that tells nothing of it."""
+        """Whether this is the token, compared in constant time."""
         self.look()
         return hmac.compare_digest(shown.encode("utf-8", "surrogateescape"), self._token)
 
     def look(self) -> None:
-        """Read the file again if it has changed."""
+        """Reload the file if it has changed."""
         stamp = _stamp(self._path)
         if stamp == self._stamp:
             return
         try:
-            # In the event loop, which must not wait for whoever may write into a pipe.
+            # In the event loop, which must not wait for the writer of a pipe.
             token = read_token(self._path, wait=False)
         except ConfigError as exc:
-            if str(exc) != self._failure:  # said once, and looked at again
+            if str(exc) != self._failure:  # logged once, and tried again
                 self._failure = str(exc)
-                log(_log, logging.WARNING, "the admin token was not reloaded", reason=str(exc))
+                log(_log, logging.WARNING, "admin token not reloaded", reason=str(exc))
             return
         self._stamp, self._failure, self._token = stamp, "", token
-        log(_log, logging.INFO, "the admin token was reloaded", file=self._path)
+        log(_log, logging.INFO, "admin token reloaded", file=self._path)
 
 
 def _stamp(path: str) -> tuple[int, ...]:
-    """Tell one state of the file from another, through symbolic links (Kubernetes' ..data)."""
+    """The identity of the file's current state, through symbolic links (Kubernetes' ..data)."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
         return ()
-    if not stat.S_ISREG(found.st_mode):  # a pipe gives what it has once: it is not read again
+    if not stat.S_ISREG(found.st_mode):  # a pipe can be read only once
         return (found.st_dev, found.st_ino, found.st_mode)
     return (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino, found.st_mode)

@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a connection on loopback, as the kernel's tables tell it.
+"""The user of the process at the other end of a loopback connection, from the kernel's tables.
 
 Linux lists every TCP socket with its user in /proc/net/tcp and tcp6. On loopback both ends of a
 connection are sockets of this machine, so the client's is there as well.
@@ -16,7 +16,7 @@ from pathlib import Path
 
 _ESTABLISHED = "01"
 _MAPPED = "0000000000000000FFFF0000"
-#: What the kernel calls users that this user namespace has no name for.
+#: The kernel's number for users without a number in this user namespace.
 _OVERFLOW_UID = 65534
 #: The other processes of this program, by number: its workers.
 OTHERS: set[int] = set()
@@ -25,7 +25,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """The user of a socket, and the number that its descriptors show."""
+    """The user of a socket, and its inode."""
 
     uid: int
     inode: int
@@ -40,9 +40,9 @@ class Owner:
 
 
 def owner_of(client: Address, ours: Address, proc: Path = Path("/proc")) -> Owner | None:
-    """Find whose socket is at ``client``, connected to ``ours``; None if that cannot be told.
+    """The user of the socket at ``client``, connected to ``ours``; None if unknown.
 
-    Reads files of the kernel that can be long: call it in a thread.
+    Reads kernel files that can be long: call it in a thread.
     """
     v4 = ":" not in client[0]
     for name in ("tcp", "tcp6") if v4 else ("tcp6",):
@@ -58,10 +58,10 @@ def owner_of(client: Address, ours: Address, proc: Path = Path("/proc")) -> Owne
 
 
 def find(table: Iterable[str], local: str, remote: str) -> Owner | None:
-    """Find a row of /proc/net/tcp by its two addresses as they are written there.
+    """Find a row of /proc/net/tcp by its two addresses in that file's notation.
 
-    A socket whose process has closed it is listed under user 0, whoever that was: only those count
-    that are open on their side and have an inode.
+    A socket closed by its process is listed under user 0, whoever that was: only sockets that are
+    open on their side and have an inode count.
     """
     for row in table:
         columns = row.split()
@@ -75,7 +75,7 @@ def find(table: Iterable[str], local: str, remote: str) -> Owner | None:
 
 
 def descriptors_of(inode: int, proc: Path = Path("/proc")) -> Iterator[int]:
-    """The descriptors of this process that are of the socket; call it in a thread."""
+    """The descriptors of this process for the socket; call it in a thread."""
     wanted = f"socket:[{inode}]"
     with os.scandir(proc / "self" / "fd") as entries:
         for entry in entries:
@@ -87,7 +87,7 @@ def descriptors_of(inode: int, proc: Path = Path("/proc")) -> Iterator[int]:
 
 
 def is_of_others(inode: int, proc: Path = Path("/proc")) -> bool:
-    """Tell whether another process of this program has the socket; call it in a thread."""
+    """Whether another process of this program has the socket; call it in a thread."""
     wanted = f"socket:[{inode}]"
     for pid in tuple(OTHERS):
         try:
@@ -97,7 +97,7 @@ def is_of_others(inode: int, proc: Path = Path("/proc")) -> bool:
         except FileNotFoundError:
             continue  # ended meanwhile
         except OSError:
-            return True  # nobody can tell
+            return True  # unknown
     return False
 
 
@@ -109,7 +109,7 @@ def _target(path: str) -> str:
 
 
 def _hex(address: Address, *, mapped: bool) -> str:
-    """Write an address as the tables do: words in the machine's byte order."""
+    """Write an address in the tables' notation: words in the machine's byte order."""
     host, port = address
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     packed = socket.inet_pton(family, host.partition("%")[0])
@@ -119,7 +119,7 @@ def _hex(address: Address, *, mapped: bool) -> str:
 
 
 def _sees_every_user(proc: Path) -> bool:
-    """Tell whether this process is in a user namespace in which every user has a number."""
+    """Whether this process is in a user namespace in which every user has a number."""
     try:
         rows = (proc / "self" / "uid_map").read_text().split()
     except OSError:

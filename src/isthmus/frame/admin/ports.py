@@ -1,7 +1,7 @@
 """The HTTP ports for operators: binding, serving, and which handler gets a request.
 
-What the handlers answer is routes.py, to whom guard.py. This module knows nothing of the program
-behind them.
+routes.py has the handlers, guard.py decides whom to answer. This module does not depend on the
+program.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from isthmus.net.systemd import PASSED
 from isthmus.settings.rules_roles import Admits
 from isthmus.text.addresses import is_loopback
 
-IDLE_S = 60.0  # also the time for a whole request head, as konnectivity's ReadHeaderTimeout
+IDLE_S = 60.0  # also the limit for a request head, like konnectivity's ReadHeaderTimeout
 MAX_LINE_BYTES = 8190
 MAXHEADERS = 64
 SHUTDOWN_S = 2.0
 _QUIET_S = 60.0
-#: What a request counts for in the allowance of its source (net/rules_slots.py): 400 in every
-#: second, behind a burst of 20,000.
+#: The cost of a request in the allowance of its source (net/rules_slots.py): 400 per second, with
+#: a burst of 20,000.
 _REQUEST_S = 0.0005
 
 _LOGGER = logging.getLogger("isthmus.ports")
 
 
 class Port:
-    """A port that is being served. ``number`` is the bound one, also when 0 was asked for."""
+    """An open port. ``number`` is the bound one, even if 0 was requested."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Port:
         self.number = int(sockets[0].getsockname()[1])
 
     def trouble(self) -> str:
-        """Say why nobody can come in here; empty while all is well."""
+        """Why no connections can be accepted; empty if they can."""
         return next(filter(None, map(not_listening, self._sockets)), "")
 
     async def close(self) -> None:
@@ -70,9 +70,9 @@ class Port:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortAccess:
-    """How a port is spoken to: with ``tls`` by HTTPS only; ``refused`` hears of failed handshakes.
+    """The protocol of a port: with ``tls`` HTTPS only; ``refused`` is called for failed handshakes.
 
-    Whoever reaches it is answered.
+    Every client is answered.
     """
 
     tls: HotContext | None = None
@@ -81,10 +81,9 @@ class PortAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminAccess(PortAccess):
-    """Who is let in at an admin port.
+    """Access to an admin port.
 
-    ``admits`` are those whose certificates are good, ``open_paths`` what needs no ``token``; see
-    Guard.
+    ``admits`` tells which certificates are admitted, ``open_paths`` need no ``token``; see Guard.
     """
 
     admits: Admits = ANYBODY
@@ -103,9 +102,9 @@ async def serve(
 ) -> Port:
     """Serve the routes; an empty host is every address, port 0 any free one.
 
-    An admin port, with an AdminAccess, shows who talks to whom: anywhere but on loopback its
-    clients must show a certificate, or the token by TLS, and where they need neither it answers
-    only requests that name a loopback host. Only an admin port makes changes.
+    An admin port, with an AdminAccess, shows which peers are connected: anywhere except on
+    loopback its clients must present a certificate, or the token over TLS. Where neither is
+    required, it answers only requests that name a loopback host. Only an admin port makes changes.
 
     Raises:
         ConfigError: the address cannot be bound, or an admin port would be open to the network.
@@ -116,7 +115,7 @@ async def serve(
     tls, token = access.tls, admin.token if admin is not None else None
     addresses = await _resolve(host, host_flag)
     passed = PASSED.take_tcp(port_flag, lambda: (host and addresses[0][1], port))
-    if passed:  # by systemd, and it is their address that counts
+    if passed:  # by systemd; then their address counts
         addresses = [(sock.family, str(sock.getsockname()[0])) for sock in passed]
         host = addresses[0][1]
     mutual = tls is not None and tls.current.verify_mode is ssl.CERT_REQUIRED
@@ -127,8 +126,8 @@ async def serve(
         and not all(is_loopback(address) for _, address in addresses)
     ):
         raise ConfigError(
-            f"{host_flag}: {host or 'every address'} is not loopback, and an admin port needs TLS"
-            " and clients with certificates or a token anywhere else; use 127.0.0.1"
+            f"{host_flag}: {host or 'every address'} is not loopback, where an admin port"
+            f" requires TLS and clients with certificates or a token; use 127.0.0.1"
         )
     where = host or "every address"
     sockets = [*passed] or _bind(addresses, port, f"{port_flag}: port {port}", where)
@@ -142,7 +141,7 @@ async def serve(
         )
     allowance = Allowance(asyncio.get_running_loop().time)
     server = web.Server(
-        # Whoever showed a certificate may ask as often as it likes.
+        # Clients with a certificate have no request limit.
         partial(_dispatch, routes, guard, None if mutual else allowance),
         access_log=None,
         logger=_QuietLog(),
@@ -151,7 +150,7 @@ async def serve(
         max_field_size=MAX_LINE_BYTES,
         max_headers=MAXHEADERS,
         lingering_time=SHUTDOWN_S,
-        handler_cancellation=True,  # who leaves wants no profile and no snapshot any more
+        handler_cancellation=True,  # stops profiles and snapshots when the client leaves
     )
     runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
@@ -175,20 +174,20 @@ async def serve(
 
 def _say_full(once: OncePer, flag: str, source: str) -> None:
     once.log(
-        "", _QUIET_S, _LOGGER, logging.WARNING, "too many connections, the oldest makes room",
+        "", _QUIET_S, _LOGGER, logging.WARNING, "too many connections, closing the oldest",
         port=flag, source=source,
     )  # fmt: skip
 
 
 class _QuietLog(logging.LoggerAdapter[logging.Logger]):
-    """What aiohttp logs to: it writes a traceback for every broken request that a peer sends."""
+    """aiohttp's logger, which writes a traceback for every invalid request of a peer."""
 
     def __init__(self) -> None:
         super().__init__(_LOGGER, {})
         self._limiter = OncePer()
 
     def log(self, level: int, msg: object, *args: object, **more: object) -> None:
-        """Say each kind of failure once a minute."""
+        """Log each kind of failure once a minute."""
         exc = more.get("exc_info")
         if isinstance(exc, HttpProcessingError):
             self._limiter.log("", _QUIET_S, _LOGGER, logging.WARNING, "bad request", error=exc)
@@ -213,7 +212,7 @@ async def _resolve(host: str, flag: str) -> list[tuple[socket.AddressFamily, str
 _REASONS = {
     errno.EADDRINUSE: "is in use",
     errno.EADDRNOTAVAIL: "cannot be bound: not an address of this machine",
-    errno.EACCES: "may not be bound by this user",
+    errno.EACCES: "cannot be bound by this user",
 }
 
 
@@ -231,7 +230,7 @@ def _bind(
                     dualstack_ipv6=address == "::",
                 )
             except OSError as exc:
-                # localhost resolves to ::1 where IPv6 is off, too: one address will do.
+                # localhost resolves to ::1 even if IPv6 is off: one address is enough.
                 if exc.errno == errno.EADDRNOTAVAIL and (sockets or address != addresses[-1][1]):
                     continue
                 raise
@@ -248,7 +247,7 @@ def _bind(
 async def _dispatch(
     routes: Routes, guard: Guard | None, allowance: Allowance | None, request: web.BaseRequest
 ) -> web.StreamResponse:
-    """Answer a request, if the guard lets it; without one nothing is changed."""
+    """Answer a request, if the guard admits it; without a guard there are no changes."""
     source = source_named(request.remote) if request.remote else ""
     if allowance is not None and not allowance.spend(source, _REQUEST_S):
         response = reply(429, "too many requests from this address\n")
@@ -273,7 +272,7 @@ async def _dispatch(
 
 
 def _change(routes: Routes, path: str) -> Handler | None:
-    """Find what a POST to this path does."""
+    """The handler of a POST to this path."""
     exact = routes.get(f"{POST}{path}")
     if exact is not None:
         return exact

@@ -1,7 +1,7 @@
-"""The paths of the health and admin ports, made of what a program gives in.
+"""The paths of the health and admin ports, made from what a program provides.
 
-Paths and statuses are konnectivity's where it has them. Who may end a tunnel is guard.py, which
-has let the request pass before anything here is called. The profiles are debug_routes.py, the page
+Paths and statuses are konnectivity's where it has them. guard.py has admitted a request before
+anything here is called. The profiles are in debug_routes.py, the dashboard in
 isthmus.frame.dashboard; frame/operator_ports.py puts all of them together.
 """
 
@@ -53,20 +53,20 @@ _log = logging.getLogger("isthmus.ports")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Style:
-    """How a program says that it is not well; ``lines``: with one line per check, always."""
+    """How a program reports a failed check; ``lines``: always with one line per check."""
 
     failed_status: int
     lines: bool
 
 
-#: As konnectivity's server does, and as its agent does.
+#: Like konnectivity's server, and like its agent.
 SERVER = Style(failed_status=500, lines=False)
 AGENT = Style(failed_status=503, lines=True)
 
 
 def probe_routes(live: Checks, ready: Checks, style: Style = SERVER) -> Routes:
-    """Give the paths of probes."""
-    # Who fails to live is ended for it: always say which check it was, as kube-apiserver does.
+    """The paths of probes."""
+    # A program that fails liveness is killed: always name the failed check, as kube-apiserver does.
     liveness = partial(_probe, live, style.failed_status, True)
     readiness = partial(_probe, ready, style.failed_status, style.lines)
     return {
@@ -78,12 +78,12 @@ def probe_routes(live: Checks, ready: Checks, style: Style = SERVER) -> Routes:
 
 
 def metrics_route(metrics: Metrics, open_metrics: Metrics | None = None) -> Handler:
-    """Give the handler of ``/metrics``."""
+    """The handler of ``/metrics``."""
     return partial(_metrics, metrics, open_metrics)
 
 
 def health_routes(watched: Watched, style: Style = SERVER) -> Routes:
-    """Give the paths of a health port: nothing confidential."""
+    """The paths of a health port: nothing confidential."""
     metrics = metrics_route(watched.metrics, watched.open_metrics)
     return {**probe_routes(watched.live, watched.ready, style), "/metrics": metrics}
 
@@ -91,7 +91,7 @@ def health_routes(watched: Watched, style: Style = SERVER) -> Routes:
 def admin_routes(
     watched: Watched, style: Style = SERVER, *, metrics_at: int = 0, by_tls: bool = False
 ) -> Routes:
-    """Give the paths of an admin port; ``metrics_at`` is the port that metrics redirect to."""
+    """The paths of an admin port; ``metrics_at`` is the port that metrics redirect to."""
     routes: dict[str, Handler] = {
         **health_routes(watched, style),
         "/snapshot": partial(_snapshot, watched.snapshot),
@@ -136,7 +136,7 @@ async def _metrics(
 async def _redirect(health_port: int, by_tls: bool, request: web.BaseRequest) -> web.Response:
     host = host_only(request.headers.get("Host", "")) or "127.0.0.1"
     authority = f"[{host}]:{health_port}" if ":" in host else f"{host}:{health_port}"
-    # konnectivity leaves the scheme out, which is then that of the request.
+    # konnectivity leaves out the scheme, which is then that of the request.
     scheme = "" if request.secure == by_tls else "https:" if by_tls else "http:"
     response = reply(301, "moved permanently to the health port\n")
     response.headers["Location"] = f"{scheme}//{authority}{request.path_qs}"
@@ -150,7 +150,7 @@ async def _snapshot(snapshot: Snapshot, request: web.BaseRequest) -> web.Respons
     pieces: list[str] = []
     for piece in json_chunks(await settled(snapshot(limit))):
         pieces.append(piece)
-        # Tunnels go on while a large snapshot is written.
+        # Let tunnels continue while a large snapshot is written.
         await asyncio.sleep(0)
     return json_reply("".join(pieces))
 
@@ -193,21 +193,21 @@ async def _configz(watched: Watched, request: web.BaseRequest) -> web.Response:
 
 
 async def end_named(watched: Watched, request: web.BaseRequest) -> web.Response:
-    """End the tunnel that the path names."""
+    """End the tunnel named in the path."""
     number = request.path.split("/")[2]
     if not (number.isascii() and number.isdigit() and len(number) <= _MOST_DIGITS):
-        return reply(400, "the tunnel's id is not a whole number\n")
+        return reply(400, "the tunnel id must be a whole number\n")
     return await end_tunnel(watched, request, TunnelId(int(number)))
 
 
 async def end_tunnel(watched: Watched, request: web.BaseRequest, tunnel: TunnelId) -> web.Response:
-    """End a tunnel for the operator who asks."""
+    """End a tunnel for the current operator."""
     if watched.end_tunnel is None:
-        return reply(404, "this program has no tunnels to end\n")
+        return reply(404, "this program has no tunnels\n")
     operator = current_operator()
     connection_id = await settled(watched.end_tunnel(tunnel, operator))
     if connection_id is None:
-        return reply(404, f"there is no tunnel {tunnel}\n")
+        return reply(404, f"no such tunnel: {tunnel}\n")
     log(
         _log, logging.WARNING, "tunnel ended by an operator", tunnel=tunnel,
         connection=connection_id, operator=operator,

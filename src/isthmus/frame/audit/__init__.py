@@ -1,1 +1,1 @@
-"""The audit log: its record, its file, and what is written of each request."""
+"""The audit log: its records, its file, and when they are written."""

@@ -1,10 +1,10 @@
 """The audit log's file: lines are queued by the event loop and written by one thread.
 
-``put`` never waits: what does not fit into the queue is dropped and counted, and when there is room
-again a record says how many are missing. The file is rotated by size, and opened again when
-somebody else moved it away. Files that a rotation leaves are named as kube-apiserver names its own:
+``put`` never waits: lines that do not fit into the queue are dropped and counted, and when there
+is space again a record has the number of missing ones. The file is rotated by size, and reopened
+when another process moved it. Rotated files are named as kube-apiserver names its own:
 ``audit-2006-01-02T15-04-05.000.log`` beside ``audit.log``. The last lines stay in memory for the
-admin port. What is in a record is model.py.
+admin port. Records are described in model.py.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ MOST_BYTES = 16 * 1024 * 1024
 MOST_RECORDS = 50_000
 #: How many of the last lines are kept.
 RECENT_RECORDS = 200
-#: Lines that come within this time after a write are the next: the first after a pause is written
-#: at once. Each write makes the event loop share the interpreter for a moment.
+#: Lines within this time after a write are written together; the first after a pause is written at
+#: once. Each write makes the event loop share the interpreter for a moment.
 GATHER_S = 0.1
 RETRY_S = 1.0
 STOP_S = 5.0
@@ -96,7 +96,7 @@ class AuditLog:
     # For the loop's thread.
 
     def put(self, line: bytes) -> None:
-        """Queue one line, or drop and count it; never waits."""
+        """Queue one line, or drop and count it; never wait."""
         self._recent.append(line)
         self._seen += 1
         size, queue = len(line), self._queue
@@ -116,29 +116,29 @@ class AuditLog:
             self._wake.set()
 
     def recent(self, after: int, most: int) -> tuple[list[bytes], int]:
-        """Give the last lines, oldest first, and the number of the newest; the first is 1.
+        """The last lines, oldest first, and the number of the newest; the first is 1.
 
-        Only those that come after a number, and at most so many; also those that were dropped.
+        Only those after a number, and at most this many; dropped ones are included.
         """
         count = max(0, min(self._seen - after, most, len(self._recent)))
         return list(islice(self._recent, len(self._recent) - count, None)), self._seen
 
     def counts(self) -> tuple[int, int, int]:
-        """How many records were written and dropped, and how often writing failed."""
+        """The numbers of written records, dropped records, and failed writes."""
         return self.written, self.dropped, self.errors
 
     @property
     def failing(self) -> bool:
-        """Records cannot be written now, or some are missing since the last that was queued."""
+        """Whether records cannot be written now, or some were dropped since the last one queued."""
         return self._complained or self._missing > 0
 
     def reopen(self) -> None:
-        """Open the file again before the next line: somebody has moved it."""
+        """Reopen the file before the next line: another process has moved it."""
         self._reopen = True
         self._wake.set()
 
     def close(self, timeout_s: float = STOP_S) -> None:
-        """Write what is queued and close; waits, but not for ever. May be called again."""
+        """Write what is queued and close; waits for a limited time. May be called again."""
         if self._missing:
             note = to_line(dropped(self._missing, now=self._clock()))
             self._missing = 0
@@ -164,7 +164,7 @@ class AuditLog:
             self._stopping.wait(GATHER_S if done else RETRY_S)
         left = len(self._unwritten) + len(self._queue)
         if left:
-            log(_log, logging.ERROR, "audit records could not be written", records=left)
+            log(_log, logging.ERROR, "audit records lost", records=left)
         if self._path != "-":
             os.close(self._fd)
 
@@ -204,7 +204,7 @@ class AuditLog:
         self._wrote(fitting, len(piece))
         if self._complained:
             self._complained = False
-            log(_log, logging.INFO, "audit log is written again", path=self._path)
+            log(_log, logging.INFO, "audit log writable again", path=self._path)
 
     def _fitting(self, size: int) -> int:
         """How many lines fit behind so many bytes."""
@@ -270,7 +270,8 @@ class AuditLog:
             if not self._stuck:
                 self._stuck = True
                 log(
-                    _log, logging.ERROR, "audit log cannot be rotated and grows", path=self._path,
+                    _log, logging.ERROR, "cannot rotate the audit log, which keeps growing",
+                    path=self._path,
                     error=exc.strerror or str(exc),
                 )  # fmt: skip
             return False
@@ -284,7 +285,7 @@ class AuditLog:
             if sys.__stdout__ is None:  # closed when we started: 1 may be anything by now
                 raise OSError(errno.EBADF, "standard output is closed")
             return 1
-        # A pipe that nobody reads is an error, not something to wait for.
+        # A pipe without a reader is an error, not a reason to wait.
         fd = os.open(self._path, _FLAGS | os.O_NONBLOCK, 0o600)
         try:
             os.set_blocking(fd, True)
@@ -298,13 +299,13 @@ class AuditLog:
         if not self._complained:
             self._complained = True
             log(
-                _log, logging.ERROR, "audit log cannot be written, records wait and may be lost",
+                _log, logging.ERROR, "cannot write the audit log; queued records may be lost",
                 path=self._path, error=exc.strerror or str(exc),
             )  # fmt: skip
 
 
 def _end_last_line(fd: int, path: str) -> None:
-    """A program that was killed may have left half a line: what follows is not to be part of it."""
+    """A killed program may have left a partial line, which the next line must not continue."""
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or not found.st_size:
         return
@@ -316,13 +317,13 @@ def _end_last_line(fd: int, path: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backups:
-    """How many old files to keep and for how long; 0 is without end."""
+    """How many old files to keep and for how long; 0 is no limit."""
 
     most: int = 0
     max_age_days: int = 0
 
     def move(self, path: Path, *, now: float) -> Path:
-        """Move the file out of the way, never over another one; gives its new name."""
+        """Rename the file, never over another one; returns its new name."""
         while (name := _named(path, now)).exists():
             now += 0.001
         os.rename(path, name)
@@ -336,7 +337,7 @@ class Backups:
             oldest = _named(path, now - self.max_age_days * _DAY_S).name
             doomed += [name for name in names if name.name < oldest]
         for name in dict.fromkeys(doomed):
-            # Somebody else may have been quicker, and one that stays is no reason to stop.
+            # Another process may have been faster, and a file that stays is no reason to stop.
             with contextlib.suppress(OSError):
                 name.unlink()
 

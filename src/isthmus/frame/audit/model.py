@@ -1,4 +1,4 @@
-"""The audit record: who asked for what, what was decided, what was carried and how it ended.
+"""The audit record: requester, target, decision, bytes and ending.
 
 A record is a value, ``to_line`` its JSON on one line. Metadata only: no byte that a tunnel carries
 is ever in one. The line of a tunnel's end is made out of that of its begin, which it repeats. The
@@ -26,7 +26,7 @@ _SHORT_IDENTITY_BYTES = 4096
 
 
 class Stage(Enum):
-    """What a record tells of."""
+    """The stage that a record is about."""
 
     BEGIN = "Begin"
     END = "End"
@@ -36,7 +36,7 @@ class Stage(Enum):
 
 
 class Requester(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Who asked, as the transport proved it; ``kind`` says by what, ``none`` by nothing."""
+    """The requester, as authenticated by the transport; ``kind`` is how, ``none`` if not at all."""
 
     name: str
     kind: str
@@ -44,9 +44,9 @@ class Requester(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the client said about its request; ``believed`` if it had proved who it is.
+    """What the client said about its request; ``believed`` if it was authenticated.
 
-    ``client`` is who connected at an agent, as that agent says.
+    ``client`` is the client at an agent, as that agent reported.
     """
 
     believed: bool
@@ -59,11 +59,11 @@ class Claimed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rename=camel):
-    """One line of the audit log; times are RFC 3339 in UTC. What is not known is left out.
+    """One line of the audit log; times are RFC 3339 in UTC. Unknown fields are left out.
 
-    ``decision`` is ``allow`` or ``deny`` and ``rule`` what decided so, where there is a policy.
-    ``relay`` is the other server whose agent it is, ``relayed_by`` the other server that asked.
-    ``reason`` says in words why a request was refused or failed.
+    ``decision`` is ``allow`` or ``deny`` and ``rule`` the deciding rule, if there is a policy.
+    ``relay`` is the other server with the agent, ``relayed_by`` the other server that requested.
+    ``reason`` is why a request was refused or failed, in words.
     """
 
     time: str
@@ -136,19 +136,19 @@ def end_line(
 
 
 def dropped(count: int, *, now: float) -> Record:
-    """Tell how many records there was no room for, since the last that was written."""
+    """A record of how many were dropped since the last written one."""
     return Record(time=rfc3339(now), stage=Stage.DROPPED, dropped=count)
 
 
 @short_cache(256, _SHORT_IDENTITY_BYTES)
 def requester_of(identity: Identity) -> Requester:
-    """Describe who asked; absurdly long names are cut."""
+    """Describe the requester; very long names are cut."""
     groups = tuple(cut(group) for group in identity.groups[:_MOST_GROUPS])
     return Requester(name=cut(identity.name), kind=identity.kind, groups=groups)
 
 
 def claimed_by(asking: RequestMetadata, *, believed: bool) -> Claimed | None:
-    """Describe what the client said; None if it said nothing."""
+    """Describe what the client said; None if nothing."""
     if not asking.claims:
         return None
     return Claimed(
@@ -162,7 +162,7 @@ def claimed_by(asking: RequestMetadata, *, believed: bool) -> Claimed | None:
 
 
 def is_proven(identity: Identity) -> bool:
-    """Tell whether somebody proved who they are: by a certificate, or as the user of a socket."""
+    """Whether a client was authenticated: by a certificate, or as the user of a socket."""
     return identity.kind == "certificate" or (identity.kind == "uid" and identity.name.isdigit())
 
 

@@ -1,4 +1,4 @@
-"""The audit of a server's requests: what its programs know, made into records for the log.
+"""The audit of a server's requests: makes records for the log.
 
 A request has one record when it is refused or fails, and two when it becomes a tunnel. The record
 is model.py, the file log.py.
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from isthmus.tunnel.tunnel import Tunnel
     from isthmus.values import Identity
 
-#: What is refused by a decision; everything else was tried and failed.
+#: Failures that are decisions; all others were attempts that failed.
 _REFUSALS = frozenset({DialFailure.DENIED})
 LEFT = "the client left before the answer"
 #: Why a dial is refused with --audit-on-failure=deny.
@@ -50,7 +50,7 @@ UNAUDITED = "the audit log cannot be written, and --audit-on-failure is deny"
 
 
 class Auditor:
-    """Writes what becomes of each request."""
+    """Writes the outcome of each request."""
 
     def __init__(self, log: AuditLog, *, server_id: str, believes: Callable[[Identity], bool]):
         self.log = log

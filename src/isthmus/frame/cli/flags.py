@@ -30,7 +30,7 @@ class Settings(Protocol):
     """What the settings of every program can do."""
 
     def validate(self) -> None:
-        """Raise ConfigError when the settings make no sense."""
+        """Raise ConfigError if the settings are invalid."""
 
 
 S = TypeVar("S", bound=Settings)
@@ -145,10 +145,10 @@ def settings_command(
 
 
 def checked(settings: type[S], given: Mapping[str, Sequence[str]]) -> S:
-    """Settings of the texts that were given; those without an effect are named on standard error.
+    """Settings from the given texts; flags without effect are named on standard error.
 
     Raises:
-        ConfigError: they make no sense.
+        ConfigError: they are invalid.
     """
     loaded = load(settings, given, os.environ)
     loaded.validate()

@@ -160,7 +160,7 @@ def filled(ctx: click.Context, param: click.Parameter, value: T) -> T:
 
 
 def complain(text: str) -> None:
-    """Say on standard error what went wrong, as the running command does.
+    """Write an error to standard error, in the style of the running command.
 
     ``isthmus: …``, and ``error: …`` below a command of kubectl.
     """

@@ -1,5 +1,5 @@
-"""The page under ``/ui`` of every admin port: what it is told, its routes, its files.
+"""The dashboard under ``/ui`` of every admin port: its feed, its routes, its files.
 
-``dashboard_routes`` (routes.py) makes it of a Watched; ``isthmus dashboard`` makes one page of
-several programs (merging.py).
+``dashboard_routes`` (routes.py) makes it from a Watched; ``isthmus dashboard`` merges several
+programs into one page (merging.py).
 """

@@ -1,9 +1,9 @@
-"""What changed between two moments of a program, as the page's feed tells it.
+"""The differences between two moments of a program, as events of the feed.
 
-Nothing here waits or reads a clock. What is long is made in steps, as a generator whose value is
-the result, so that whoever runs it lets tunnels go on in between (feed.py, ``in_steps``). Views
-are compared as they are: to make JSON of 5,000 tunnels and compare that took 34 ms, this takes 5.
-The inverse, putting deltas together again, is picture.py.
+Nothing here waits or reads a clock. Long work is done in steps, by generators whose value is the
+result, so that the caller can let tunnels continue in between (feed.py, ``in_steps``). Views are
+compared directly: comparing the JSON of 5,000 tunnels took 34 ms, this takes 5. The inverse,
+applying deltas, is picture.py.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from isthmus.frame.model.snapshot import ProgramView, camel, to_json
 
 T = TypeVar("T")
 Json = dict[str, Any]
-#: Yields where others may go on; its value is the result.
+#: Yields where other work may continue; its value is the result.
 Steps = Generator[None, None, T]
 
-#: By list of a snapshot: what of its rows is told by numbers alone.
+#: The fields of rows that a delta sends as numbers alone, by list of the snapshot.
 MOVED = {
     "tunnels": ("bytes_to_target", "bytes_to_client"),
     "links": ("sent_bytes", "received_bytes", "streams", "held_bytes", "rtt_s", "kept_bytes"),
 }
-#: What goes on by itself: the page counts it up by its own clock.
+#: Advances by itself: the page uses its own clock.
 AGE = "age_s"
 BY_ITSELF = frozenset({"uptime_s", "taken_at"})
 STEP_ROWS = 100
-# Comparing a row takes a tenth of the time that writing it does.
+# Comparing a row takes a tenth of the time of writing it.
 _STEP_COMPARED = 500
 
 
@@ -48,7 +48,7 @@ class Moment:
 
 
 def full(moment: Moment, head: Json) -> Steps[Json]:
-    """Make the data of a ``full`` event, which begins with ``head``."""
+    """The data of a ``full`` event, which begins with ``head``."""
     view = moment.view
     snapshot: Json = {}
     for name, key in _keys(type(view)):
@@ -60,7 +60,7 @@ def full(moment: Moment, head: Json) -> Steps[Json]:
 
 
 def delta(before: Moment, after: Moment, head: Json) -> Steps[Json]:
-    """Make the data of a ``delta`` event, which begins with ``head``; what is empty is left out."""
+    """The data of a ``delta`` event, which begins with ``head``; empty keys are left out."""
     changed = yield from _snapshot(before.view, after.view)
     parts: Json = {"snapshot": changed}
     for name in MOVED:
@@ -152,7 +152,7 @@ def _loaded(records: Iterable[bytes]) -> list[Any]:
 
 
 def event(name: str, data: Mapping[str, Any]) -> Steps[bytes]:
-    """Write an event of the stream: its name, and the data as one line of JSON."""
+    """Serialize an event of the stream: its name, and the data as one line of JSON."""
     pieces = [f"event: {name}\ndata: ".encode()]
     yield from _write(data, pieces)
     pieces.append(b"\n\n")
@@ -160,7 +160,7 @@ def event(name: str, data: Mapping[str, Any]) -> Steps[bytes]:
 
 
 def _write(value: Any, pieces: list[bytes]) -> Steps[None]:
-    """Write what is long in steps; what json.dumps makes has no line ends in it."""
+    """Serialize long lists in steps; json.dumps writes no line ends."""
     if isinstance(value, dict) and any(isinstance(one, dict | list) for one in value.values()):
         opening = "{"
         for key, one in value.items():
@@ -179,7 +179,7 @@ def _write(value: Any, pieces: list[bytes]) -> Steps[None]:
 
 
 def at_once(steps: Steps[T]) -> T:
-    """Make it without letting anybody go on in between; where there is nobody."""
+    """Run all steps at once, where no other work waits."""
     while True:
         try:
             next(steps)

@@ -1,17 +1,17 @@
-"""The feed of one program: one sampler for all viewers, running only while somebody looks.
+"""The feed of one program: one sampler for all viewers, running only while there are any.
 
-Once a second it takes a snapshot and tells everybody what changed; newcomers get everything first.
-Between steps of its work it lets tunnels go on (``in_steps``).
+Once a second it takes a snapshot and sends what changed; new viewers get everything first. Between
+steps of its work, tunnels continue (``in_steps``).
 
-What a tick costs with 5,000 tunnels, at best, on one core of a small machine that others used as
-well (twice as much when they did):
+The cost of a tick with 5,000 tunnels, at best, on one core of a small shared machine (twice as
+much while others used it):
 
 - the snapshot itself, in one piece: 55 ms, 11 ms for each thousand tunnels;
-- finding that nothing moved: 5 ms in 11 steps of at most 0.7 ms;
-- finding that all moved, and writing it: 14 ms in 64 steps; 54 kB for each viewer;
-- a full for newcomers: 50 ms in 104 steps of at most 0.7 ms; 1.4 MB for each.
+- comparing, if nothing changed: 5 ms in 11 steps of at most 0.7 ms;
+- comparing and writing, if all changed: 14 ms in 64 steps; 54 kB for each viewer;
+- a full for new viewers: 50 ms in 104 steps of at most 0.7 ms; 1.4 MB for each.
 
-The first is why a program that takes long to look at is looked at less often (``rest_s``).
+Because of the first, a program whose snapshot takes long is sampled less often (``rest_s``).
 """
 
 from __future__ import annotations
@@ -33,31 +33,31 @@ from isthmus.logs import log
 
 EVERY_S = 1.0
 MOST_TUNNELS = 5000
-#: A snapshot holds everybody up: it is to be a twentieth of the time at most.
+#: A snapshot blocks the loop: it may take a twentieth of the time at most.
 _REST = 20
 _LONGEST_REST_S = 10.0
 OWN = "0"
 _log = logging.getLogger("isthmus.dashboard")
-#: Ten times a full with 5,000 tunnels.
+#: Ten times the size of a full with 5,000 tunnels.
 MOST_EVENT_BYTES = 16 * 1024 * 1024
 _BREAK = b"\n\n"
 
 
 class Feed(Protocol):
-    """Where viewers come to; of one program, or of several (merging.py)."""
+    """A feed for viewers, of one program or of several (merging.py)."""
 
     def enter(self) -> Viewer | None:
-        """One more viewer; None when there are too many."""
+        """Add a viewer; None if there are too many."""
 
     def leave(self, viewer: Viewer) -> None:
-        """A viewer has gone."""
+        """Remove a viewer."""
 
     def close(self) -> None:
-        """End every stream, and let nobody in any more."""
+        """End every stream, and accept no more viewers."""
 
 
 async def in_steps(steps: Steps[T]) -> T:
-    """Make it, and let others go on between the steps."""
+    """Run the steps, and let other work continue between them."""
     while True:
         try:
             next(steps)
@@ -68,12 +68,12 @@ async def in_steps(steps: Steps[T]) -> T:
 
 
 def rest_s(took_s: float) -> float:
-    """How long after a snapshot the next one is due, when it took so long."""
+    """The time until the next snapshot, by how long the last one took."""
     return min(max(EVERY_S, took_s * _REST), _LONGEST_REST_S)
 
 
 def rfc3339(now: datetime) -> str:
-    """A time as events have it, with milliseconds: rates are made of the differences."""
+    """A time for events, with milliseconds: the page computes rates from the differences."""
     return now.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -96,7 +96,7 @@ class LocalFeed:
         self._sampler: asyncio.Task[None] | None = None
 
     def enter(self) -> Viewer | None:
-        """One more viewer, which gets a hello at once and a full soon; the first starts it all."""
+        """Add a viewer, which gets a hello now and a full soon; the first starts the sampler."""
         viewer = self._viewers.add()
         if viewer is None:
             return None
@@ -108,18 +108,18 @@ class LocalFeed:
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
-        """A viewer has gone; the last one ends it all."""
+        """Remove a viewer; the last one stops the sampler."""
         self._viewers.remove(viewer)
         if not len(self._viewers) and self._sampler is not None:
             self._sampler.cancel()
             self._sampler = None
 
     def close(self) -> None:
-        """End every stream, and let nobody in any more."""
+        """End every stream, and accept no more viewers."""
         self._viewers.close()
 
     def source(self) -> Json:
-        """The program, as a hello names it."""
+        """The program's entry in a hello."""
         watched = self._watched
         return {
             "id": OWN,
@@ -132,8 +132,8 @@ class LocalFeed:
     def _ended(self, sampler: asyncio.Task[None]) -> None:
         if sampler.cancelled():
             return
-        # A mistake of ours. Pages come again by themselves, and with them a new sampler.
-        log(_log, logging.ERROR, "the dashboard's feed failed", exc_info=sampler.exception())
+        # A bug. Pages reconnect by themselves, which starts a new sampler.
+        log(_log, logging.ERROR, "dashboard feed failed", exc_info=sampler.exception())
         self._sampler = None
         self._viewers.end()
 
@@ -153,7 +153,7 @@ class LocalFeed:
             self._viewers.tell(await in_steps(event("delta", made)))
 
     async def _wait(self, due: float) -> bool:
-        """Wait until it is time for a sample; False when somebody came before that."""
+        """Wait until the next sample is due; False if a viewer came before that."""
         try:
             async with asyncio.timeout_at(due):
                 await self._newcomers.wait()
@@ -162,7 +162,7 @@ class LocalFeed:
         return False
 
     async def _welcome(self, moment: Moment) -> None:
-        """Give everything to those who have nothing, until all have."""
+        """Send a full to new viewers, until all have one."""
         made: bytes | None = None
         self._newcomers.clear()
         while new := [viewer for viewer in self._viewers if not viewer.settled]:
@@ -193,9 +193,9 @@ class LocalFeed:
 
 
 class EventReader:
-    """Cuts what arrives into events; keeps at most one that is not whole.
+    """Splits arriving bytes into events; holds at most one incomplete event.
 
-    ``taken_bytes`` is how much has arrived in all.
+    ``taken_bytes`` is the number of bytes so far.
     """
 
     __slots__ = ("_looked", "_rest", "taken_bytes")
@@ -206,10 +206,10 @@ class EventReader:
         self._looked = 0
 
     def take(self, data: bytes) -> list[tuple[str, dict[str, Any]]]:
-        """Take in some bytes; the events that are whole now. Comments give nothing.
+        """Take some bytes, and return the events completed by them; comments are skipped.
 
         Raises:
-            ProtocolError: it is no such stream, or one event is too large.
+            ProtocolError: it is not such a stream, or an event is too large.
         """
         self._rest += data
         self.taken_bytes += len(data)
@@ -219,7 +219,7 @@ class EventReader:
             del self._rest[: end + len(_BREAK)]
             self._looked = 0
             found += [one] if one is not None else []
-        # The break may have come half.
+        # The separator may be split.
         self._looked = max(0, len(self._rest) - 1)
         if len(self._rest) > MOST_EVENT_BYTES:
             raise ProtocolError(f"an event of the feed is larger than {MOST_EVENT_BYTES} bytes")

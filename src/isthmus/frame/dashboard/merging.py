@@ -1,7 +1,8 @@
-"""Several programs as one page: their feeds, each under an id of its own.
+"""Several programs on one page: their feeds, each with its own id.
 
-They are followed while somebody looks. Newcomers get a full of every source that is there; what
-each source is now is kept in its Picture. Here no tunnels wait, so nothing is done in steps.
+They are followed while there are viewers. New viewers get a full of every source that is
+reachable; its Picture holds its current state. No tunnels run in this process, so nothing is done
+in steps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from isthmus.frame.dashboard.source import FeedSource, Remote
 from isthmus.frame.dashboard.viewers import Viewer, Viewers
 from isthmus.values import TunnelId
 
-#: So long a page waits for all of its sources to be reached or lost; then it begins without.
+#: How long a page waits until all its sources are reached or lost; then it begins without the rest.
 INTRODUCE_S = 2.0
 
 
@@ -37,7 +38,7 @@ class MergedFeed:
     # For viewers.
 
     def enter(self) -> Viewer | None:
-        """One more viewer; the first has the sources followed."""
+        """Add a viewer; the first starts to follow the sources."""
         viewer = self._viewers.add()
         if viewer is None:
             return None
@@ -47,20 +48,20 @@ class MergedFeed:
         return viewer
 
     def leave(self, viewer: Viewer) -> None:
-        """A viewer has gone; with the last one the sources rest."""
+        """Remove a viewer; the last one stops following the sources."""
         self._viewers.remove(viewer)
         if not len(self._viewers):
             self._stop()
 
     def close(self) -> None:
-        """End every stream, and let nobody in any more."""
+        """End every stream, and accept no more viewers."""
         self._viewers.close()
 
     async def end(self, request: web.BaseRequest, source_id: str, tunnel: TunnelId) -> web.Response:
-        """Pass it on to the source, with our credentials."""
+        """Pass the request on to the source, with this command's credentials."""
         source = self._sources.get(source_id)
         if source is None:
-            return say(404, "there is no such source here")
+            return say(404, "unknown source")
         status, body = await source.end(tunnel)
         kind = "application/json" if status == 200 else "text/plain; charset=utf-8"
         return web.Response(
@@ -70,7 +71,7 @@ class MergedFeed:
     # For sources.
 
     def full(self, source: FeedSource, *, renamed: bool) -> None:
-        """A source has a new picture; one that is another program is introduced to all again."""
+        """A source has a new picture; if it is another program, all viewers get a new hello."""
         if renamed:
             for viewer in self._viewers:
                 viewer.settled = False
@@ -79,7 +80,7 @@ class MergedFeed:
         self._introduce()
 
     def delta(self, source: FeedSource, data: Json) -> None:
-        """A picture has changed."""
+        """A picture changed."""
         self._viewers.tell(at_once(event("delta", data)))
 
     def lost(self, source: FeedSource) -> None:
@@ -109,9 +110,9 @@ class MergedFeed:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
-        # A mistake of ours; pages come again by themselves, and everything begins anew.
+        # A bug; pages reconnect by themselves, which starts everything anew.
         asyncio.get_running_loop().call_exception_handler(
-            {"message": "a source is not followed any more", "exception": task.exception()}
+            {"message": "a source is no longer followed", "exception": task.exception()}
         )
         self._stop()
         self._viewers.end()
@@ -121,7 +122,7 @@ class MergedFeed:
         self._introduce()
 
     def _introduce(self) -> None:
-        """Give everything to those who have nothing, once it is known who there is."""
+        """Send everything to new viewers, once the sources are known."""
         sources = self._sources.values()
         if self._waiting is not None:
             if not all(source.picture is not None or source.why for source in sources):
@@ -134,7 +135,7 @@ class MergedFeed:
         events = [hello([source.named() for source in sources])]
         events += [_picture(source) for source in sources if source.picture is not None]
         events += [_lost(source) for source in sources if source.why]
-        # As one: what a newcomer has to get first does not count as being behind.
+        # As one event: the first data of a new viewer does not count as being behind.
         everything = b"".join(events)
         for viewer in new:
             viewer.settled = True

@@ -1,8 +1,8 @@
-"""A program put together again from its feed: a ``full``, and the deltas after it.
+"""The current state of a program from its feed: a ``full``, and the deltas after it.
 
-What isthmus dashboard keeps of each source, to show newcomers, and what the page's own script does
-with the same events. Rows are counted at each step, and whoever feeds it sees to the size of all
-of it now and then (``check_size``). How deltas are made is delta.py.
+isthmus dashboard keeps one for each source, to show to new viewers; the page's own script does the
+same with the same events. Rows are counted at each step, and the caller checks the size of
+everything now and then (``check_size``). Deltas are made in delta.py.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from isthmus.frame.dashboard.delta import MOVED, Json
 from isthmus.frame.model.history import STEPS
 from isthmus.frame.model.snapshot import camel
 
-#: More rows than any program of ours sends are a mistake.
+#: More rows than any Isthmus program sends.
 MOST_ROWS = 20_000
 MOST_RECORDS = 200
-#: All of it as JSON; twenty times a full with 5,000 tunnels.
+#: The size of everything as JSON; twenty times a full with 5,000 tunnels.
 MOST_BYTES = 32 * 1024 * 1024
 
 
 class Picture:
-    """One source as its events have it so far."""
+    """The state of one source after the events so far."""
 
     __slots__ = ("_audited", "_head", "_history", "_records", "_rows", "_snapshot")
 
     def __init__(self, full: Json) -> None:
-        """Begin with the data of a ``full`` event.
+        """Start with the data of a ``full`` event.
 
         Raises:
             ProtocolError: it is not one.
@@ -46,15 +46,15 @@ class Picture:
             self._records: list[Any] = list(full["audit"]["records"])
             self._head = {"source": full["source"], "at": full["at"]}
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
-            raise ProtocolError("the full event of a feed is not as it should be") from exc
+            raise ProtocolError("invalid full event in a feed") from exc
         self._snapshot = snapshot
         self._trim()
 
     def apply(self, delta: Json) -> None:
-        """Go on by the data of a ``delta`` event.
+        """Apply the data of a ``delta`` event.
 
         Raises:
-            ProtocolError: it is not one, or not one that follows.
+            ProtocolError: it is invalid, or does not fit the state.
         """
         try:
             for name in MOVED.keys() & delta.keys():
@@ -64,7 +64,7 @@ class Picture:
             self._records += delta.get("audit", ())
             self._head["at"] = delta["at"]
         except (KeyError, TypeError, ValueError, AttributeError) as exc:
-            raise ProtocolError("a delta of a feed does not follow what came before") from exc
+            raise ProtocolError("invalid delta event in a feed") from exc
         self._trim()
 
     def _change(self, name: str, change: Json) -> None:
@@ -78,7 +78,7 @@ class Picture:
             rows[number].update(zip(keys, values, strict=True))
 
     def full(self) -> Json:
-        """The data of a ``full`` event that has all this in it."""
+        """The data of a ``full`` event with the current state."""
         rows: dict[str, Sequence[Any]] = {
             name: list(found.values()) for name, found in self._rows.items()
         }
@@ -87,7 +87,7 @@ class Picture:
         return {**self._head, "snapshot": snapshot, "history": self._history, "audit": audit}
 
     def check_size(self) -> None:
-        """Keep all of it together from growing too large; to be called now and then.
+        """Check the size of everything; to be called now and then.
 
         Raises:
             ProtocolError: it is.

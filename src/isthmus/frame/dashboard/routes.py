@@ -24,21 +24,21 @@ from isthmus.frame.dashboard.viewers import MOST_VIEWERS, Viewer
 from isthmus.values import TunnelId
 
 PREFIX = "/ui/"
-#: Ends a tunnel of the source that is named, for whoever the admin port's guard has let through.
+#: Ends a tunnel of a source, for a client that the admin port's guard has admitted.
 EndOne = Callable[[web.BaseRequest, str, TunnelId], Awaitable[web.Response]]
-#: Refuses somebody the feed, or None.
+#: Refuses the feed to a client, or None.
 Admit = Callable[[web.BaseRequest], Awaitable[web.Response | None]]
 
 _MOST_BODY_BYTES = 4096
 _BODY_S = 10.0
 _MOST_ID = 2**53  # what JavaScript counts to
-#: Of what is confidential, or new each time.
+#: Headers of answers that are confidential or must not be cached.
 PAGE_HEADERS = SAFE_HEADERS
-#: Of the page's own files: kept by browsers, and asked for each time whether they are still so.
+#: Headers of the page's files: browsers cache them and revalidate each time.
 FILE_HEADERS = {**PAGE_HEADERS, "Cache-Control": "no-cache", "Vary": "Accept-Encoding"}
-#: Silence is broken after so long, for whatever is between us that drops idle connections.
+#: A comment is sent after this long a silence, for proxies that drop idle connections.
 ALIVE_S = 15.0
-#: A connection that takes not one piece in so long is cut.
+#: A connection that accepts not one piece in this time is closed.
 STALLED_S = 20.0
 _ALIVE = b": alive\n\n"
 _PIECE_BYTES = 64 * 1024
@@ -46,10 +46,10 @@ _GOODBYE_S = 1.0
 _HEADERS = {
     **PAGE_HEADERS,
     "Content-Type": "text/event-stream; charset=utf-8",
-    "X-Accel-Buffering": "no",  # nginx would wait for more
+    "X-Accel-Buffering": "no",  # nginx would buffer the stream
 }
 INDEX = "index.html"
-#: What has another ending is not part of the page. Texts, which gzip makes smaller, are marked.
+#: Files with another ending are not part of the page. True marks texts, which are gzipped.
 _TYPES = {
     ".html": ("text/html; charset=utf-8", True),
     ".css": ("text/css; charset=utf-8", True),
@@ -66,11 +66,10 @@ _LEAST_GZIPPED_BYTES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dashboard:
-    """A page that can be served by an admin port, whose guard says who may end a tunnel.
+    """A page for an admin port, whose guard decides who may end a tunnel.
 
-    ``open_paths`` have nothing confidential and are for everybody who gets to the port: the page
-    has to be there before it can ask for a token. Call ``close`` before the port is closed, which
-    would wait for the streams to end.
+    ``open_paths`` contain nothing confidential and need no token: the page must load before it can
+    ask for one. Call ``close`` before closing the port, which would wait for the streams to end.
     """
 
     routes: Routes
@@ -79,13 +78,13 @@ class Dashboard:
 
 
 def dashboard_routes(watched: Watched) -> Dashboard:
-    """Make the page of a program."""
+    """The page of a program."""
     return page(LocalFeed(watched), partial(_end_own, watched))
 
 
 def page(feed: Feed, end: EndOne, *, admit: Admit | None = None) -> Dashboard:
-    """Make a page of a feed; ``admit`` is asked before anybody is shown it."""
-    # The address of a port alone leads to the page.
+    """The page of a feed; ``admit`` may refuse a client."""
+    # The root of the port leads to the page.
     root = partial(_moved, PREFIX.strip("/"))
     open_routes: dict[str, Handler] = {"/": root, **file_routes(PREFIX)}
     routes: dict[str, Handler] = {
@@ -107,7 +106,7 @@ async def _end(end: EndOne, request: web.BaseRequest) -> web.Response:
     try:
         source, tunnel = _asked(await _body(request))
     except (ValueError, TimeoutError, RecursionError):  # the last by [[[[…
-        return say(400, 'the body is JSON as {"source":"0","tunnel":1}')
+        return say(400, 'the body must be JSON such as {"source":"0","tunnel":1}')
     return dressed(await end(request, source, tunnel))
 
 
@@ -132,55 +131,60 @@ async def _end_own(
     watched: Watched, request: web.BaseRequest, source: str, tunnel: TunnelId
 ) -> web.Response:
     if source != OWN:
-        return say(404, "there is no such source here")
+        return say(404, "unknown source")
     return await end_tunnel(watched, request, tunnel)
 
 
 def say(status: int, sentence: str) -> web.Response:
-    """Answer with one sentence."""
+    """A plain-text answer of one sentence."""
     return web.Response(status=status, text=f"{sentence}\n", headers=PAGE_HEADERS)
 
 
 def dressed(answer: web.Response) -> web.Response:
-    """Put the headers on an answer that was made elsewhere."""
+    """Add the headers to an answer made elsewhere."""
     answer.headers.update(PAGE_HEADERS)
     return answer
 
 
 def from_elsewhere(request: web.BaseRequest) -> web.Response | None:
-    """Refuse what a page of another site makes a browser ask; None if it is not that.
+    """Refuse a cross-site request of a browser; None for any other request.
 
-    Such a page could read nothing, but its requests would fill the room that there is for viewers.
-    Browsers say where a request comes from (Fetch Metadata, ``Sec-Fetch-Site``); tools do not.
+    Such a page could read nothing, but its requests would use up the places for viewers.
+    Browsers send the origin of a request (Fetch Metadata, ``Sec-Fetch-Site``); other clients do
+    not.
     """
-    return say(403, "this is not for pages of other sites") if is_from_elsewhere(request) else None
+    return say(403, "cross-site requests are not allowed") if is_from_elsewhere(request) else None
 
 
 async def not_ours(request: web.BaseRequest) -> web.Response | None:
-    """Refuse whoever is neither root nor the user that we run as; None if it is one of them.
+    """Refuse users other than root and the user of this process; None for those two.
 
-    A page that asks its sources with somebody's credentials is for that user alone, and loopback
-    is for everybody on the machine.
+    The page uses the credentials of one user and is for that user only, while every user of the
+    machine can connect to loopback.
     """
     transport = request.transport
     ends = [transport.get_extra_info(end) for end in ("peername", "sockname")] if transport else []
     if len(ends) != 2 or not all(ends):
-        return say(403, "whoever asked has gone")
+        return say(403, "the client has disconnected")
     client, ours = ((str(host), int(port)) for host, port, *_ in ends)
     owner = await asyncio.to_thread(owner_of, client, ours)
     if owner is not None and owner.uid in (0, os.geteuid()):
         return None
-    who = f"this comes from {owner.user}" if owner is not None else "whose this is cannot be told"
-    return say(403, f"this page is only for root and for the user who started it, and {who}")
+    who = (
+        f"this request is from {owner.user}"
+        if owner is not None
+        else "the user of this request is unknown"
+    )
+    return say(403, f"this page is only for root and the user who started it; {who}")
 
 
 async def stream(feed: Feed, request: web.BaseRequest) -> web.StreamResponse:
-    """Answer with the feed until either side ends it; 503 when too many look."""
+    """Answer with the feed until either side ends it; 503 if there are too many viewers."""
     if request.method == "HEAD":
         return web.Response(headers=_HEADERS)
     viewer = feed.enter()
     if viewer is None:
-        refused = say(503, f"{MOST_VIEWERS} pages are open already, or the program is stopping")
+        refused = say(503, f"{MOST_VIEWERS} pages are already open, or the program is stopping")
         refused.headers["Retry-After"] = "5"
         return refused
     try:
@@ -195,7 +199,7 @@ async def stream(feed: Feed, request: web.BaseRequest) -> web.StreamResponse:
 async def _send(viewer: Viewer, response: web.StreamResponse, request: web.BaseRequest) -> None:
     transport = request.transport
     if transport is None:
-        return  # it has left already
+        return  # the client has disconnected
     while True:
         try:
             async with asyncio.timeout(ALIVE_S):
@@ -215,7 +219,7 @@ async def _send(viewer: Viewer, response: web.StreamResponse, request: web.BaseR
 
 
 async def _write(response: web.StreamResponse, event: bytes) -> None:
-    """Send an event in pieces: what a connection has not taken stays in the one shared object."""
+    """Send an event in pieces: bytes not yet sent stay in the one shared object."""
     view = memoryview(event)
     for start in range(0, len(event), _PIECE_BYTES):
         async with asyncio.timeout(STALLED_S):
@@ -232,13 +236,13 @@ class PageFile:
 
     @cached_property
     def gzipped(self) -> bytes | None:
-        """The body for who takes gzip, made for the first who does; None where it does not pay."""
+        """The gzipped body, made on first use; None if gzip does not help."""
         if not self._is_text or len(self.body) < _LEAST_GZIPPED_BYTES:
             return None
         return gzip.compress(self.body, mtime=0)
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
-        """Give the file, or say that the browser has it already."""
+        """Answer with the file, or 304 if the browser has it."""
         squeezed = self.gzipped if _takes_gzip(request) else None
         # Two bodies, two tags: a strong tag names bytes (RFC 9110 §8.8.1).
         tag = f'"{self._tag}{"-gzip" if squeezed else ""}"'
@@ -252,7 +256,7 @@ class PageFile:
 
 
 def file_routes(prefix: str) -> dict[str, Handler]:
-    """Give the paths of all files below ``prefix``, which itself is the page."""
+    """The paths of all files below ``prefix``, which is the page itself."""
     found = {name: PageFile(name, body) for name, body in _read(_assets())}
     routes: dict[str, Handler] = {f"{prefix}{name}": file.answer for name, file in found.items()}
     routes[prefix] = found[INDEX].answer if INDEX in found else _no_page
@@ -285,15 +289,15 @@ def _takes_gzip(request: web.BaseRequest) -> bool:
 
 def _tags(request: web.BaseRequest) -> list[str]:
     given = request.headers.get("If-None-Match", "").split(",")
-    # A cache on the way may have made it a weak one; that compares as well here (RFC 9110 §13.1.2).
+    # A cache on the way may have weakened the tag, which still matches here (RFC 9110 §13.1.2).
     return [tag.strip().removeprefix("W/") for tag in given]
 
 
 async def _no_page(request: web.BaseRequest) -> web.Response:
-    return say(404, "the page is not part of this installation")
+    return say(404, "the dashboard is not part of this installation")
 
 
 async def _moved(name: str, request: web.BaseRequest) -> web.Response:
     answer = say(308, f"the dashboard is at {name}/")
-    answer.headers["Location"] = f"{name}/"  # relative: something may be before us in the path
+    answer.headers["Location"] = f"{name}/"  # relative: a proxy may add a prefix to the path
     return answer

@@ -1,7 +1,7 @@
-"""One program of a merged page: its feed, followed and found again, and what it may be asked.
+"""One program of a merged page: follows its feed, reconnects, and ends its tunnels.
 
-Its credentials are read anew for each connection, so that files may be replaced meanwhile. What
-the page makes of it is merging.py.
+Its credentials are read for each connection, so that files may be replaced. The page is made in
+merging.py.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from isthmus.values import TunnelId
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 10.0
-#: For a connection, and for the beginning of an answer.
+#: Timeouts for a connection, and for the start of an answer.
 CONNECT_S = 5.0
 ANSWER_S = 10.0
-#: The feed breaks its silence every 15 seconds.
+#: The feed sends at least a comment every 15 seconds.
 SILENT_S = 40.0
-#: After so much has been heard, it is seen that what is kept of it has not grown too large.
+#: The size of the state is checked after this many bytes.
 LOOKED_AT_EVERY_BYTES = 64 * 1024 * 1024
 _SHOWN_CHARS = 200
 _MOST_ANSWER_BYTES = 64 * 1024
@@ -39,7 +39,7 @@ _MOST_ANSWER_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminCredentials:
-    """What is shown to an admin port: a certificate in the context, a token in the headers."""
+    """Credentials for an admin port: a certificate in the context, a token in the headers."""
 
     context: ssl.SSLContext | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -47,10 +47,10 @@ class AdminCredentials:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remote:
-    """Where a source is. ``credentials`` reads files and may raise ConfigError.
+    """The address of a source. ``credentials`` reads files and may raise ConfigError.
 
-    ``explain`` says in a sentence why there was no answer; it is asked with an OSError or one of
-    http.client's errors.
+    ``explain`` describes in a sentence why there was no answer, from an OSError or an error of
+    http.client.
     """
 
     url: str
@@ -60,24 +60,24 @@ class Remote:
 
 
 class FeedListener(Protocol):
-    """Who is told how a source fares."""
+    """Gets the events of a source."""
 
     def full(self, source: FeedSource, *, renamed: bool) -> None:
-        """It has a new picture; ``renamed``: and is another program than it was."""
+        """It has a new picture; ``renamed`` if it is another program than before."""
 
     def delta(self, source: FeedSource, data: Json) -> None:
-        """Its picture has changed by this."""
+        """Its picture changed by this delta."""
 
     def lost(self, source: FeedSource) -> None:
         """It cannot be reached."""
 
 
 class _RefusedError(Exception):
-    """The source answered, but not with its feed; the sentence says how."""
+    """The source answered, but not with its feed; the message has the reason."""
 
 
 class FeedSource:
-    """A program that is followed. ``picture`` is None and ``why`` a sentence while it is lost."""
+    """A program that is followed. While it is lost, ``picture`` is None and ``why`` the reason."""
 
     def __init__(self, number: str, remote: Remote, listener: FeedListener) -> None:
         self.id = number
@@ -93,11 +93,11 @@ class FeedSource:
         )
 
     def named(self) -> Json:
-        """The source, as a hello names it."""
+        """The source's entry in a hello."""
         return {"id": self.id, "address": self.remote.address, **self._known}
 
     async def follow(self) -> None:
-        """Follow the feed for ever."""
+        """Follow the feed, forever."""
         while True:
             try:
                 await self._listen()
@@ -111,7 +111,7 @@ class FeedSource:
             await asyncio.sleep(self._backoff.next_s())
 
     async def end(self, tunnel: TunnelId) -> tuple[int, bytes]:
-        """Have a tunnel ended; the status and the text of the answer."""
+        """End a tunnel; the status and the text of the answer."""
         path = f"{self.remote.url}/tunnels/{tunnel}/end"
         try:
             shown = await asyncio.to_thread(self.remote.credentials)
@@ -170,7 +170,7 @@ class FeedSource:
                 "canEnd": first["canEnd"] is True,
             }
         except (KeyError, IndexError, TypeError) as exc:
-            raise ProtocolError(f"{self.remote.url} says hello as no program of ours does") from exc
+            raise ProtocolError(f"invalid hello event from {self.remote.url}") from exc
         self._renamed = self._renamed or met != self._known
         self._known = met
 
@@ -179,18 +179,20 @@ class FeedSource:
         line = "".join(c for c in next(iter(said.splitlines()), "") if c.isprintable())
         match answer.status:
             case 401:
-                return f"{self.remote.url} wants a token that it knows; see --token-file"
+                return f"{self.remote.url} requires a valid token; see --token-file"
             case 404:
-                return f"{self.remote.url} has no dashboard: it is older, or no admin port"
+                return f"{self.remote.url} has no dashboard: an older version, or not an admin port"
             case status:
-                return f"{self.remote.url} answers with {status}{': ' if line else ''}{line}"
+                return (
+                    f"{self.remote.url} answered with status {status}{': ' if line else ''}{line}"
+                )
 
     def _explained(self, exc: Exception) -> str:
         return f"{self.remote.url}: {self.remote.explain(_plain(exc))}"
 
 
 def _session(shown: AdminCredentials) -> aiohttp.ClientSession:
-    # Without a context of ours the scheme is http, and True is only what is there by default.
+    # Without a context the scheme is http, and True is only the default.
     connector = aiohttp.TCPConnector(ssl=shown.context or True, limit=1, force_close=True)
     timeout = aiohttp.ClientTimeout(total=None, connect=CONNECT_S, sock_read=SILENT_S)
     return aiohttp.ClientSession(
@@ -199,7 +201,7 @@ def _session(shown: AdminCredentials) -> aiohttp.ClientSession:
 
 
 def _plain(exc: Exception) -> Exception:
-    """The error of the standard library that is in one of aiohttp's, or is most like it."""
+    """The error of the standard library inside one of aiohttp's, or the closest to it."""
     match exc:
         case aiohttp.ClientConnectorCertificateError():
             return exc.certificate_error

@@ -1,8 +1,8 @@
-"""Who looks at a page, and what each still has to be sent: bounded, one slow reader hurts no other.
+"""The viewers of a page, and their unsent events: bounded, and a slow viewer does not affect
+others.
 
-Every event is one bytes object that all viewers share; a viewer keeps references until its
-connection has taken them. Making the events is feed.py's and merging.py's part, sending them
-stream.py's.
+Every event is one bytes object shared by all viewers; a viewer holds references until its
+connection has sent them. feed.py and merging.py make the events, routes.py sends them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Iterator
 
 MOST_VIEWERS = 32
-#: What a viewer may be behind, apart from the event it is reading: some seconds of a busy program.
+#: How far a viewer may be behind, without the event being sent: some seconds of a busy program.
 MOST_BEHIND_BYTES = 8 * 1024 * 1024
 
 
 class Viewer:
-    """One reader of the stream. ``settled``: it has had a full, and deltas make sense to it."""
+    """One reader of the stream. ``settled``: it has a full, and can use deltas."""
 
     __slots__ = ("_behind", "_events", "_news", "over", "settled", "writing")
 
@@ -27,11 +27,11 @@ class Viewer:
         self._news = asyncio.Event()
         self.settled = False
         self.over = False
-        #: Its connection, while that takes no more.
+        #: Its connection, while that is blocked.
         self.writing: asyncio.WriteTransport | None = None
 
     def push(self, event: bytes) -> None:
-        """Have it sent; a viewer that is too far behind is cut instead."""
+        """Queue an event; a viewer that is too far behind is disconnected instead."""
         if self.over:
             return
         if self._events and self._behind + len(event) > MOST_BEHIND_BYTES:
@@ -42,7 +42,7 @@ class Viewer:
         self._news.set()
 
     def end(self) -> None:
-        """Send it nothing more; a connection that takes nothing is not waited for, but cut."""
+        """Send nothing more; a blocked connection is aborted."""
         self.over = True
         if self.writing is not None:
             self.writing.abort()
@@ -50,7 +50,7 @@ class Viewer:
         self._news.set()
 
     async def wait(self) -> bytes | None:
-        """Wait for the next event; None when it is over."""
+        """Wait for the next event; None at the end."""
         await self._news.wait()
         if self.over:
             return None
@@ -75,7 +75,7 @@ class Viewers:
         return iter(list(self._all))
 
     def add(self) -> Viewer | None:
-        """One more; None when there are as many as there may be, or it is closing time."""
+        """Add a viewer; None if there are too many, or after ``close``."""
         if self._closed or len(self._all) >= MOST_VIEWERS:
             return None
         viewer = Viewer()
@@ -83,21 +83,21 @@ class Viewers:
         return viewer
 
     def remove(self, viewer: Viewer) -> None:
-        """This one has left."""
+        """Remove a viewer."""
         self._all.pop(viewer, None)
 
     def tell(self, event: bytes) -> None:
-        """Send it to all that have had a full."""
+        """Send an event to all viewers that have a full."""
         for viewer in self:
             if viewer.settled:
                 viewer.push(event)
 
     def end(self) -> None:
-        """End every stream; readers may come again."""
+        """End every stream; viewers may reconnect."""
         for viewer in self:
             viewer.end()
 
     def close(self) -> None:
-        """End every stream, and let nobody in any more."""
+        """End every stream, and accept no more viewers."""
         self._closed = True
         self.end()

@@ -1,1 +1,1 @@
-"""What programs say of themselves, as values: snapshots, histories, and how they merge."""
+"""The state of programs as values: snapshots, histories, and how they merge."""

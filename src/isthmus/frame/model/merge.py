@@ -1,4 +1,4 @@
-"""How what several workers say becomes what their program says: a rule for every field and metric.
+"""Merges what several workers report into one report: a rule for every field and metric.
 
 A metric family names its rule where it is declared (frame/observe/counters.py), a snapshot's class
 by the decorator ``merges`` (snapshot.py). A field without a rule is an error when its module is
@@ -23,11 +23,11 @@ class Merge(Enum):
     is left out.
     """
 
-    SUM = "each worker has its own, and the program has all of them"
-    MAX = "the greatest: every worker sees the same thing, some of them later"
-    MIN = "the least: one worker in trouble is the program in trouble"
+    SUM = "the sum over the workers"
+    MAX = "the greatest: all workers see the same thing, some of them later"
+    MIN = "the least: trouble of one worker is trouble of the program"
     SAME = "the same in every worker"
-    KEY = "tells which rows of two workers are about the same thing"
+    KEY = "identifies rows of several workers that are about the same thing"
     CONCAT = "lists: the rows of every worker"
     ROWS = "lists: rows with the same keys become one, by the rules of their fields"
     PARTS = "a value with fields of its own, by their rules"

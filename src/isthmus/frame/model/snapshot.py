@@ -1,4 +1,4 @@
-"""What a program looks like at one moment, as values, and those values as JSON.
+"""The state of a program at one moment, as values and as JSON.
 
 What every program has is here; each declares its own view in its room. Whoever owns the live
 objects fills these in. Nothing here reads a clock: ages come in as numbers, wall times as
@@ -27,7 +27,7 @@ CHUNK_ITEMS = 100
 
 
 class TunnelState(Enum):
-    """Where a tunnel is in its life."""
+    """The state of a tunnel."""
 
     OPEN = "open"
     HALF_CLOSED = "half-closed"
@@ -36,7 +36,7 @@ class TunnelState(Enum):
 
 
 class LinkState(Enum):
-    """Where a link is in its life."""
+    """The state of a link."""
 
     GREETING = "greeting"
     OPEN = "open"
@@ -47,11 +47,11 @@ class LinkState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelView:
-    """One tunnel. ``stalled`` is empty, or one sentence saying why it does not move.
+    """One tunnel. ``stalled`` is empty, or one sentence with the reason.
 
-    ``slow`` likewise says who keeps bytes waiting though some move (frame/tunnels.py).
+    ``slow`` is likewise the reason if bytes wait though some move (frame/tunnels.py).
 
-    ``relay`` is the other server that has the agent, if one has; ``link_id`` is then that to it.
+    ``relay`` is the other server that has the agent, if any; ``link_id`` is then the link to it.
     """
 
     id: TunnelId
@@ -285,7 +285,7 @@ class Totals:
 @merges(peer=KEY, bytes=SUM)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HolderView:
-    """A peer, and what is kept on its behalf."""
+    """A peer, and the bytes held on its behalf."""
 
     peer: str
     bytes: int
@@ -296,7 +296,7 @@ class HolderView:
 )
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryView:
-    """The memory budget: ``over_share`` counts how often a peer was slowed down or refused.
+    """The memory budget: ``over_share`` counts how often a peer was slowed or refused.
 
     ``largest`` are the peers that hold the most.
     """

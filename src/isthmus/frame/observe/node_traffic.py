@@ -24,18 +24,18 @@ DIAL_BUCKETS_S = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0, 30.0)
 
 
 class NodeResult(Enum):
-    """What became of a connection that was accepted from the node."""
+    """The result of a connection accepted from the node."""
 
-    JOINED = "a server reached the destination, and a tunnel stands"
+    JOINED = "a server reached the destination, and the tunnel is open"
     DENIED = "the server does not permit the destination"
     FAILED = "no server reached the destination"
-    NO_SERVER = "no server came in time that carries node traffic"
+    NO_SERVER = "no server that carries node traffic was linked in time"
     UNANSWERED = "no server answered in time"
-    TOO_MANY = "too many others wait or are open"
-    OUTSIDE = "it came in by an uplink, from another machine"
+    TOO_MANY = "too many others are waiting or open"
+    OUTSIDE = "the connection arrived on an uplink, from another machine"
     LEFT = "the client left at once"
-    GAVE_UP = "the client left after it had waited for a second or longer"
-    DRAINED = "the agent stops"
+    GAVE_UP = "the client left after waiting for a second or longer"
+    DRAINED = "the agent is stopping"
 
 
 def _none() -> Mapping[str, float]:

@@ -1,4 +1,4 @@
-"""A socket pair between a parent and a worker, and what they say to each other.
+"""The socket pair between a parent and a worker, and its messages.
 
 Messages go both ways, each with its length before it. Both are always of one version: a worker is
 the executable that its parent runs. The end of one is the end of the other: a worker that hears
@@ -72,7 +72,7 @@ class Started(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Failed(Struct, frozen=True, kw_only=True, tag=True):
-    """It cannot start; one sentence says why."""
+    """It cannot start, with the reason as one sentence."""
 
     sentence: str
 

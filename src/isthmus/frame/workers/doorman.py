@@ -143,7 +143,7 @@ class Doorman:
     def _agent(self, flag: str, sock: socket.socket) -> None:
         try:
             source = source_at(sock)
-        except OSError:  # it has left already
+        except OSError:  # the client has disconnected
             sock.close()
             return
         if self._looking.is_full_for(source):
@@ -200,7 +200,7 @@ class Doorman:
     def _count(self, why: NotHanded) -> None:
         self._metrics.not_handed[why] += 1
         self._once.log(
-            ("refused", why), _QUIET_S, _log, logging.WARNING, "connection handed to no worker",
+            ("refused", why), _QUIET_S, _log, logging.WARNING, "connection refused: no worker",
             reason=why.value,
         )  # fmt: skip
 

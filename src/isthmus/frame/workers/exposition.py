@@ -1,4 +1,4 @@
-"""Metrics of several processes as those of one: each family by the rule that it declares.
+"""Merges the metrics of several processes, each family by its declared rule.
 
 All of them are written by the same program, so that a sample is the same line but for its number;
 what a line means is not looked into. Rules are those of the program's own families. Both text

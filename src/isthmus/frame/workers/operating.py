@@ -1,7 +1,8 @@
-"""What the health and admin ports of a program with workers show: theirs, put together.
+"""The health and admin ports of a program with workers: merges what the workers show.
 
-What a dead worker had counted stays in the sums: as it was at its last word, at most five seconds
-before, so that nothing goes back. A tunnel and a link keep their number and get their worker's as
+The counts of a dead worker stay in the sums, as of its last report, at most five seconds before
+its end, so that no counter goes back. A tunnel and a link keep their number and get their worker's
+as
 the last two digits, so that tunnel 1203 is tunnel 12 of worker 3; after a restart of the worker,
 counting goes on far above.
 """
@@ -42,7 +43,7 @@ _K = TypeVar("_K", str, float)
 
 
 class Operating:
-    """Asks the workers, and keeps what the dead ones had counted."""
+    """Asks the workers, and keeps the counts of dead ones."""
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class Operating:
         self._last: ProgramView | None = None
 
     def died(self, worker: Worker) -> None:
-        """Keep what a worker had counted."""
+        """Keep the counts of a worker that died."""
         if worker.metrics:
             ended = exposition.read(worker.metrics)
             exposition.keep(self._gone.setdefault(worker.index, {}), ended)
@@ -113,7 +114,7 @@ class Operating:
         ]
 
     def tally(self) -> Tally:
-        """What all have counted."""
+        """The tally of all workers."""
         each = [worker.report.tally for worker in self._workers]
         together = _together([self._gone_tally, *each])
         return replace(together, agents=max((it.agents for it in each), default=0))
@@ -199,7 +200,7 @@ class Operating:
         gone = self._gone_totals
         if not found:  # nobody runs, and somebody did
             if self._last is None:
-                raise web.HTTPServiceUnavailable(text="no worker runs\n")
+                raise web.HTTPServiceUnavailable(text="no worker is running\n")
             blank = replace(self._last, totals=Totals())
             found = [WorkerView(index=0, restarts=0, view=blank)]
         return merge(found, limit=limit, gone=gone, same=self._same())
@@ -275,7 +276,7 @@ class Operating:
 
 
 def _no_worker() -> web.Response:
-    return reply(404, "there is no such worker\n")
+    return reply(404, "no such worker\n")
 
 
 def _together(each: Sequence[Tally]) -> Tally:

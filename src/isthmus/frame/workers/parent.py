@@ -1,4 +1,4 @@
-"""The parent as a program: it starts workers, accepts for them, and outlives them.
+"""The parent as a program: starts workers, accepts for them, and restarts them.
 
 What is open is a worker's alone: one that dies resets its own tunnels and nobody else's. The audit
 log is the parent's: workers write records into pipes, so there is one writer, and it rotates alone.
@@ -204,7 +204,7 @@ class Parent:
                 while any(worker.pid for worker in self.workers):
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
-            log(_log, logging.WARNING, "workers still run after their time")
+            log(_log, logging.WARNING, "workers still running after the drain timeout")
 
     async def stop(self) -> None:
         """End every worker and close everything."""

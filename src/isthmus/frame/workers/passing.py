@@ -106,7 +106,7 @@ class Taker:
         except OSError:
             return False  # nothing more now, or never
         if not flag:
-            return False  # the parent is gone; channel.py tells
+            return False  # the parent process has exited; channel.py tells
         self.taken += 1
         if not given:
             self._lost()
@@ -128,7 +128,7 @@ class Taker:
 
     def _lost(self) -> None:
         self._once.log(
-            "lost", _QUIET_S, _log, logging.WARNING, "a connection was lost: no descriptor is free"
+            "lost", _QUIET_S, _log, logging.WARNING, "connection lost: no free file descriptor"
         )
 
     def close(self) -> None:

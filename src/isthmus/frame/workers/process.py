@@ -1,4 +1,4 @@
-"""One worker as its parent knows it: started, listened to, and started again when it dies."""
+"""One worker as its parent sees it: starts it, reads its reports, and restarts it when it exits."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ _log = logging.getLogger("isthmus.workers")
 
 
 class WorkerState(Enum):
-    """Where a worker is in its life."""
+    """The state of a worker."""
 
     STARTING = "starting"
     RUNNING = "running"
-    RESTING = "ended, and starts again soon"
+    RESTING = "exited, restarting soon"
     ENDED = "ended"
 
 
@@ -183,7 +183,7 @@ class Worker:
             WorkerLost: it does not run, ends before it answers, or takes too long.
         """
         if self._channel is None or not self.running:
-            raise WorkerLost(f"worker {self.index} does not run")
+            raise WorkerLost(f"worker {self.index} is not running")
         self._numbers += 1
         number = self._numbers
         answered = asyncio.get_running_loop().create_future()
@@ -192,7 +192,7 @@ class Worker:
             if not self._channel.send(
                 WorkerQuestion(number=number, what=what, given=dict(given or {}))
             ):
-                raise WorkerLost(f"worker {self.index} does not listen")
+                raise WorkerLost(f"worker {self.index} does not read its channel")
             async with asyncio.timeout(timeout_s):
                 answer: WorkerAnswer = await answered
                 return answer
@@ -295,7 +295,7 @@ class Worker:
                 return
             pause_s = self._backoff.next_s()
             log(
-                _log, logging.ERROR, "worker ended, starts again", index=self.index,
+                _log, logging.ERROR, "worker exited, restarting", index=self.index,
                 reason=self.why, seconds=round(pause_s, 1), restarts=self.restarts,
             )  # fmt: skip
             await asyncio.sleep(pause_s)
@@ -307,7 +307,7 @@ class Worker:
         self.restarts += 1
         try:
             await self.start()
-            log(_log, logging.INFO, "worker serves again", index=self.index, pid=self.pid)
+            log(_log, logging.INFO, "worker restarted", index=self.index, pid=self.pid)
         except IsthmusError as error:
             self.why = str(error)
 
@@ -319,7 +319,7 @@ class Worker:
             while (message := await self._channel.receive()) is not None:
                 self._hear(message)
         except ProtocolError as error:
-            log(_log, logging.ERROR, "worker says nonsense", index=self.index, error=error)
+            log(_log, logging.ERROR, "invalid message from worker", index=self.index, error=error)
             self.kill()
         finally:
             watching.cancel()
@@ -358,7 +358,7 @@ class Worker:
             if loop.time() - before > 2 * _LOOK_S:
                 self._heard_at = loop.time()  # it is we who were away
             if loop.time() - self._heard_at > SILENT_S:
-                log(_log, logging.ERROR, "worker is stuck, and is ended", index=self.index)
+                log(_log, logging.ERROR, "worker is stuck, killing it", index=self.index)
                 self.kill()
                 return
 
@@ -398,7 +398,7 @@ class Worker:
                 async with asyncio.timeout(timeout_s):
                     await self.follow()
             except TimeoutError:
-                log(_log, logging.WARNING, "worker does not end, and is killed", index=self.index)
+                log(_log, logging.WARNING, "worker does not exit, killing it", index=self.index)
                 self.kill()
                 await self._bury()
         elif self._process is not None:

@@ -1,4 +1,4 @@
-"""The program inside a worker: it is handed connections, reports, answers, and ends when told.
+"""The program inside a worker: takes connections, reports, answers, and exits on request.
 
 Signals are the parent's business: a terminal and systemd send them to every process of a group.
 """
@@ -207,7 +207,7 @@ class WorkerLife:
                 case Begin():
                     pass  # it came first, and comes once
         # Nobody accepts for us any more, and nobody would see what we do.
-        log(_log, logging.ERROR, "the parent is gone")
+        log(_log, logging.ERROR, "the parent process has exited")
         os._exit(1)
 
 

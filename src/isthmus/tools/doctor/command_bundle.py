@@ -63,7 +63,7 @@ def command(admin: AdminFlags, path: str | None, include_audit: bool, force: boo
     created = datetime.now(UTC)
     chosen = path or f"isthmus-support-{os.uname().nodename}-{created:%Y%m%dT%H%M%SZ}.tar.gz"
     if chosen != "-" and not force and os.path.lexists(chosen):
-        raise ConfigError(f"{chosen}: already exists; --force replaces it")
+        raise ConfigError(f"{chosen}: already exists; replace it with --force")
     bundle = _collected(admin, audit=include_audit, created=created)
     _write(bundle, chosen, force=force)
     return 0

@@ -238,7 +238,7 @@ def _check_targets(directory: Path, kinds: Sequence[str], *, force: bool) -> Non
         if target.is_dir() and not target.is_symlink():
             raise ConfigError(f"{target}: is a directory, not a file")
         if not force and os.path.lexists(target):
-            raise ConfigError(f"{target}: already exists; --force replaces it")
+            raise ConfigError(f"{target}: already exists; replace it with --force")
 
 
 def _new_authority(kind: str, now: datetime, days: int) -> Signed:

@@ -202,7 +202,7 @@ def end(ctx: click.Context, admin: AdminFlags, tunnel: str, yes: bool) -> int:
         if tunnel in (row.id, row.connection_id)
     ]
     if not found:
-        raise ConfigError(f"there is no tunnel {tunnel}")
+        raise ConfigError(f"no such tunnel: {tunnel}")
     if len(found) > 1:
         where = one_line(", ".join(f"{row.server} ({row.url})" for row in found))
         raise ConfigError(f"{where} each have a tunnel {tunnel}; choose one with {asked.chosen_by}")
@@ -216,7 +216,7 @@ def end(ctx: click.Context, admin: AdminFlags, tunnel: str, yes: bool) -> int:
     except AdminError as error:
         if error.status == 404:
             raise ConfigError(
-                f"there is no tunnel {tunnel} any more, or {row.url} is too old to end one"
+                f"tunnel {tunnel} has ended, or {row.url} is too old to end tunnels"
             ) from error
         raise
     click.echo(f"tunnel {one_line(row.id)} to {one_line(row.target)} ended")
@@ -260,7 +260,7 @@ def _confirm(row: TunnelRow) -> None:
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError("it cannot ask without a terminal; give --yes to end the tunnel")
-    who = one_line(f"{row.requester or 'somebody'} to {row.target}")
+    who = one_line(f"{row.requester or 'unknown'} to {row.target}")
     question = f"End tunnel {one_line(row.id)}, {who}, open for {age(row.age_s)}?"
     click.confirm(question, abort=True, err=True)
 

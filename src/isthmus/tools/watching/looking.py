@@ -1,4 +1,4 @@
-"""What the terminal tools know of programs: snapshots by their admin ports, and what went wrong.
+"""What the terminal tools know about programs: snapshots from their admin ports, and errors.
 
 Everything asked from a program may be missing: it may be older or newer than we are.
 """
@@ -89,7 +89,8 @@ def look(client: AdminClient, tunnels: int = MOST_TUNNELS) -> Seen:
         snapshot = client.get(f"/snapshot?limit={tunnels}")
         if not str(snapshot.get("kind", "")).endswith("Snapshot"):
             raise AdminError(
-                f"{client.url}/snapshot is no snapshot; is it the admin port of isthmus?",
+                f"{client.url}/snapshot is not a snapshot; is it the admin port of an Isthmus"
+                f" program?",
                 Trouble.NOT_JSON,
             )
     except AdminError as error:

@@ -1,4 +1,4 @@
-"""What ``isthmus status`` says of a program: facts out of its snapshot, readiness and history.
+"""The report of ``isthmus status`` about a program, from its snapshot, readiness and history.
 
 Pure: what was heard comes in, with the time; command_status.py asks and prints.
 """
@@ -245,20 +245,20 @@ def ends_when(certificate: Certificate) -> str:
     if certificate.days_left < 0:
         return "has ended"
     if certificate.days_left == 0:
-        return "ends within a day"
-    return f"ends in {counted(certificate.days_left, 'day')}"
+        return "expires within a day"
+    return f"expires in {counted(certificate.days_left, 'day')}"
 
 
 def _hints(snapshot: dict[str, Any], recent: Recent | None, stalled: int) -> Iterator[str]:
     """What to look into besides what readiness and certificates say, the worst first."""
     if snapshot.get("draining"):
-        yield "it drains: no new dials are taken"
+        yield "draining: new dials are refused"
     yield from _about_links(snapshot)
     yield from _about_relays(snapshot)
     yield from _about_others(snapshot)
     memory = _memory(snapshot)
     if memory is not None and memory.used_up:
-        yield "the memory budget is used up: peers over their share are slowed down or refused"
+        yield "the memory budget is exhausted: peers over their share are slowed or refused"
     if recent is not None and recent.failed:
         worst, count = max(recent.failures.items(), key=lambda each: each[1])
         yield (
@@ -274,7 +274,7 @@ def _about_links(snapshot: dict[str, Any]) -> Iterator[str]:
     links = items(snapshot, "links")
     for link in links:
         if text(link, "state") == "stuck":
-            yield f"the link to {text(link, 'peerId')} makes no progress"
+            yield f"the link to {text(link, 'peerId')} is stuck"
     draining = [text(each, "id") for each in items(snapshot, "agents") if each.get("draining")]
     if draining:
         verb = "drains" if len(draining) == 1 else "drain"
@@ -289,7 +289,7 @@ def _about_relays(snapshot: dict[str, Any]) -> Iterator[str]:
     relays = items(snapshot, "relays")
     for relay in relays:
         if text(relay, "state") == "stuck":
-            yield f"the link to server {text(relay, 'serverId')} makes no progress"
+            yield f"the link to server {text(relay, 'serverId')} is stuck"
     if "relays" not in snapshot or items(snapshot, "links"):
         return
     if helpers := [text(each, "serverId") for each in relays if each.get("agents")]:
@@ -302,7 +302,7 @@ def _about_others(snapshot: dict[str, Any]) -> Iterator[str]:
         yield f"connections of this node wait: {text(traffic, 'waitsFor')}"
     names = snapshot.get("names")
     if isinstance(names, dict) and names.get("tunnelWorks") is False:
-        yield "the guest cluster's DNS cannot be reached through the tunnel"
+        yield "the guest cluster's DNS is unreachable through the tunnel"
     for upstream in items(snapshot, "upstreams"):
         if upstream.get("up") is False or upstream.get("failed"):
             said = text(upstream, "lastCheck")

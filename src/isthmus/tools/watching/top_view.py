@@ -243,10 +243,10 @@ def _bottom(state: TopState) -> Line:
             return Line(f"/{state.filter}_")
         case Mode.CONFIRM if state.ending is not None:
             row = state.ending
-            who = f"{row.requester or 'somebody'} to {row.target} on {row.server}"
+            who = f"{row.requester or 'unknown'} to {row.target} on {row.server}"
             return Line(f"End tunnel {row.id}, {who}? [y/N]", "bad")
         case Mode.HELP:
-            return Line("any key goes back", "faint")
+            return Line("press any key to go back", "faint")
         case _:
             pass
     if state.message:
@@ -269,9 +269,9 @@ HELP = (
     ("up, down, j, k", "move; page up, page down, home and end likewise"),
     ("s", "sort by the next column: " + ", ".join(SORTED_BY)),
     ("r", "reverse the order"),
-    ("/", "filter by any text of a line; Escape ends it"),
-    ("e", "end the tunnel under the cursor; asks first"),
-    ("space", "pause, and go on"),
+    ("/", "filter by any text of a line; Escape clears it"),
+    ("e", "end the tunnel under the cursor, after confirmation"),
+    ("space", "pause or resume"),
     ("?", "this help"),
 )
 

@@ -72,7 +72,7 @@ def test_who_runs_the_program_may_end_a_tunnel(caplog: pytest.LogCaptureFixture)
                 {"ended": 7, "connectionId": "c-7"},
             )
             answer = await ask("/tunnels/8/end", "POST", headers=INTENT)
-            assert (answer.status, answer.text) == (404, "there is no tunnel 8\n")
+            assert (answer.status, answer.text) == (404, "no such tunnel: 8\n")
 
     asyncio.run(main())
     assert ended.by == [(7, f"operator {ME}")]
@@ -98,7 +98,7 @@ def refused(status: int, sentence: str, *, method: str = "POST", path: str = "/t
 
 
 def test_a_change_says_what_it_means() -> None:
-    sentence = "a change needs the header X-Isthmus-Intent: end\n"
+    sentence = "changes require the header X-Isthmus-Intent: end\n"
     refused(403, sentence)
     refused(403, sentence, X_Isthmus_Intent="")
     refused(403, sentence, X_Isthmus_Intent="End")
@@ -107,7 +107,7 @@ def test_a_change_says_what_it_means() -> None:
 
 def test_a_page_of_another_site_changes_nothing() -> None:
     intent = {"X_Isthmus_Intent": "end"}
-    sentence = "a page of another site may change nothing here\n"
+    sentence = "cross-site requests cannot make changes\n"
     refused(403, sentence, Origin="http://evil.example", **intent)
     refused(403, sentence, Origin="null", **intent)
     refused(403, sentence, Origin="http://[", **intent)
@@ -119,7 +119,7 @@ def test_a_page_of_another_site_changes_nothing() -> None:
             Access_Control_Request_Method="POST",
             Access_Control_Request_Headers="x-isthmus-intent")  # fmt: skip
     # DNS rebinding: the name of the page, at our address.
-    refused(403, "only to the name of a loopback host", Host="evil.example",
+    refused(403, "only requests for a loopback host name", Host="evil.example",
             Origin="http://evil.example", **intent)  # fmt: skip
 
 
@@ -129,7 +129,7 @@ def test_other_methods_and_garbage() -> None:
     refused(405, "only POST\n", method="DELETE", **intent)
     refused(405, "only GET and HEAD\n", path="/snapshot", **intent)
     for number in ("x", "-7", "7.0", "٧", "9" * 40, "%37x", "+7"):
-        refused(400, "the tunnel's id is not a whole number\n", path=f"/tunnels/{number}/end",
+        refused(400, "the tunnel id must be a whole number\n", path=f"/tunnels/{number}/end",
                 **intent)  # fmt: skip
     for path in ("/tunnels/7", "/tunnels/7/end/", "/tunnels/7/8/end", "/tunnels/end", "/tunnels//"):
         refused(404, "404 page not found\n", path=path, **intent)
@@ -189,8 +189,8 @@ def test_another_user_of_the_machine_may_look_but_not_change(uid: int, may: bool
             assert text.endswith("200")
         else:
             user = pwd.getpwuid(uid).pw_name
-            assert text.startswith("only root and the user that this program runs as may change")
-            assert f"this comes from {user};" in text and text.endswith("403")
+            assert text.startswith("only root and the user of this program may make changes")
+            assert f"this request is from {user};" in text and text.endswith("403")
         await port.close()
 
     asyncio.run(main())
@@ -233,7 +233,7 @@ def test_what_comes_through_this_program_is_not_from_an_operator() -> None:
             await loop.sock_sendall(ours, POST.encode())
             answer = (await loop.sock_recv(ours, 4096)).decode()
             assert answer.startswith("HTTP/1.1 403 ")
-            assert "a connection that this program made for others" in answer
+            assert "through a tunnel of this program" in answer
             poller.shut_down()
             await port.close()
 
@@ -243,7 +243,7 @@ def test_what_comes_through_this_program_is_not_from_an_operator() -> None:
 
 def test_who_cannot_be_told_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard_module, "owner_of", lambda client, ours: None)
-    refused(403, "whose process asks cannot be told", X_Isthmus_Intent="end")
+    refused(403, "cannot determine the user of the client", X_Isthmus_Intent="end")
 
 
 # The token.

@@ -312,7 +312,9 @@ def test_a_name_that_cannot_be_resolved_names_its_flag() -> None:
 
 @pytest.mark.parametrize("host", ["", "0.0.0.0", "::", "192.0.2.1"])
 def test_an_admin_port_off_loopback_needs_tls(host: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--h: .* is not loopback, and an admin port needs TLS"):
+    with pytest.raises(
+        ConfigError, match=r"^--h: .* is not loopback, where an admin port requires TLS"
+    ):
         asyncio.run(_listen(host, admin=True))
 
 

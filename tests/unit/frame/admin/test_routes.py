@@ -219,7 +219,7 @@ def test_a_limit_is_a_whole_number(path: str) -> None:
         for bad in BAD_LIMITS:
             answer = await ask(path, params={"limit": bad})
             assert answer.status == 400, bad
-            assert answer.text.startswith("limit: not a whole number from 0 to ")
+            assert answer.text.startswith("limit: must be a whole number from 0 to ")
 
     asked(watched(), talk)
 

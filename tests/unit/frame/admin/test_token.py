@@ -28,13 +28,16 @@ def test_a_token(tmp_path: Path, content: bytes, token: bytes) -> None:
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        (b"", "a token has at least 16 characters and this has 0; make one with openssl rand"),
-        (b"0123456789abcde\n", "a token has at least 16 characters and this has 15;"),
-        (b"x" * (MAX_BYTES + 1), f"a token has at most {MAX_BYTES} bytes"),
-        (b"0123456789 abcdef", "a token is one word of letters, digits and signs"),
-        (b"0123456789\nabcdef0", "a token is one word of letters, digits and signs"),
-        ("0123456789abcdef\u00fc".encode(), "a token is one word of letters, digits and signs"),
-        (b"0123456789abcdef\0", "a token is one word of letters, digits and signs"),
+        (b"", "the token must have at least 16 characters, not 0; create one with openssl rand"),
+        (b"0123456789abcde\n", "the token must have at least 16 characters, not 15;"),
+        (b"x" * (MAX_BYTES + 1), f"the token must have at most {MAX_BYTES} bytes"),
+        (b"0123456789 abcdef", "the token must be one word of letters, digits and punctuation"),
+        (b"0123456789\nabcdef0", "the token must be one word of letters, digits and punctuation"),
+        (
+            "0123456789abcdef\u00fc".encode(),
+            "the token must be one word of letters, digits and punctuation",
+        ),
+        (b"0123456789abcdef\0", "the token must be one word of letters, digits and punctuation"),
     ],
 )
 def test_no_token(tmp_path: Path, content: bytes, sentence: str) -> None:
@@ -60,7 +63,7 @@ def test_a_token_that_everybody_can_read(
     path.write_text("0123456789abcdef")
     path.chmod(mode)
     file = OperatorToken(str(path))
-    assert ("everybody on this machine can read the admin token" in caplog.text) is said
+    assert ("every user of this machine can read the admin token" in caplog.text) is said
     assert "0123456789abcdef" not in repr(file) + caplog.text
 
 
@@ -84,7 +87,7 @@ def test_a_pipe_in_place_of_the_file_is_not_waited_for(
     path.unlink()
     os.mkfifo(path)
     assert file.matches("0123456789abcdef")
-    assert "the admin token was not reloaded" in caplog.text
+    assert "admin token not reloaded" in caplog.text
     # Also with somebody at its other end, who has not written yet.
     end = os.open(path, os.O_RDWR)
     try:

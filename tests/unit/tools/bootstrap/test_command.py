@@ -125,7 +125,7 @@ def test_the_file_is_private_whole_and_not_replaced_unasked(
     assert access.config.cluster.server == "https://10.0.0.1:6443"
     assert access.server_name == "api.example.com"
     before = path.read_bytes()
-    assert refused(capsys, *args) == f"{path}: already exists; --force replaces it"
+    assert refused(capsys, *args) == f"{path}: already exists; replace it with --force"
     assert path.read_bytes() == before
     path.chmod(0o644)
     assert run(capsys, *args, "--force")[0] == 0

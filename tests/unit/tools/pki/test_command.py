@@ -74,7 +74,7 @@ def test_a_directory_from_before_keeps_its_one_ca(tmp_path: Path) -> None:
 
 def test_init_twice_is_a_sentence(tmp_path: Path) -> None:
     run("init", tmp_path)
-    with pytest.raises(ConfigError, match="already exists; --force replaces it"):
+    with pytest.raises(ConfigError, match="already exists; replace it with --force"):
         run("init", tmp_path)
 
 

@@ -143,7 +143,7 @@ def test_a_name_that_is_none_writes_nothing(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("existing", NAMES)
 def test_nothing_is_written_when_one_file_exists(tmp_path: Path, existing: str) -> None:
     (tmp_path / existing).write_bytes(b"precious")
-    with pytest.raises(ConfigError, match=rf"{existing}: already exists; --force replaces it"):
+    with pytest.raises(ConfigError, match=rf"{existing}: already exists; replace it with --force"):
         pki.init(tmp_path)
     assert contents(tmp_path) == {existing: b"precious"}
 

@@ -108,24 +108,24 @@ def test_certificates() -> None:
     assert [each.file for each in found.certificates] == ["0.crt", "1.crt", "2.crt", "3.crt"]
     assert found.look_at == (
         "0.crt has ended (2026-02-01T00:00:00Z)",
-        "1.crt ends within a day (2026-03-02T11:00:00Z)",
-        "2.crt ends in 19 days (2026-03-20T12:00:00Z)",
+        "1.crt expires within a day (2026-03-02T11:00:00Z)",
+        "2.crt expires in 19 days (2026-03-20T12:00:00Z)",
     )
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"draining": True}, "it drains: no new dials are taken"),
+        ({"draining": True}, "draining: new dials are refused"),
         (
             {"links": [{"peerId": "node-1", "state": "stuck"}]},
-            "the link to node-1 makes no progress",
+            "the link to node-1 is stuck",
         ),
         ({"agents": [{"id": "node-1", "draining": True}]}, "1 agent drains: node-1"),
         ({"knownServers": 3}, "linked to 1 of 3 servers"),
         (
             {"relays": [{"serverId": "cp-2", "state": "stuck"}]},
-            "the link to server cp-2 makes no progress",
+            "the link to server cp-2 is stuck",
         ),
         (
             {"links": [], "relays": [{"serverId": "cp-2", "state": "open", "agents": True}]},
@@ -134,7 +134,7 @@ def test_certificates() -> None:
         ({"nodeTraffic": {"waitsFor": "no server"}}, "connections of this node wait: no server"),
         (
             {"names": {"tunnelWorks": False}},
-            "the guest cluster's DNS cannot be reached through the tunnel",
+            "the guest cluster's DNS is unreachable through the tunnel",
         ),
         (
             {"upstreams": [{"address": "a:1", "up": False, "lastCheck": "refused"}]},
@@ -177,7 +177,7 @@ def test_on_paper(capsys: pytest.CaptureFixture[str]) -> None:
         "  traffic       102B/s to targets, 205B/s to clients",
         *["  stalled       7 to t\\x1b:1: client stopped reading"] * 5,
         "  stalled       and 2 more: isthmus tunnels --stalled",
-        "  certificate   s.crt ends in 10 days",
+        "  certificate   s.crt expires in 10 days",
         "  feature gates A",
         "  look at       1 of 2 dials failed in the last 10s, most often: refused (1)",
         "  look at       7 tunnels are stalled: isthmus tunnels --stalled",
@@ -186,7 +186,7 @@ def test_on_paper(capsys: pytest.CaptureFixture[str]) -> None:
     print_reports([found], [], wide=True)
     wide, _ = capsys.readouterr()
     assert "  check         [-]agents failed: none\n" in wide
-    assert "  certificate   ca.crt ends in 3663 days\n" in wide
+    assert "  certificate   ca.crt expires in 3663 days\n" in wide
     assert wide.count("  stalled  ") == 7
 
 
@@ -198,7 +198,7 @@ def test_the_memory_budget() -> None:
     assert report_json(found)["memory"] == memory
     assert report_json(made(server()))["memory"] is None, "an older program says nothing"
     full = made(server(memory={**memory, "usedBytes": 8 << 20}))
-    assert [line for line in full.look_at if "memory budget is used up" in line]
+    assert [line for line in full.look_at if "memory budget is exhausted" in line]
 
 
 def test_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

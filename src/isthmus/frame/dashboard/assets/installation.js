@@ -19,7 +19,15 @@ const KNOWN_BY = { __proto__: null, lease: "Lease", flag: "--peer-server" };
 export const installation = once((state) => {
   const found = new Map();
   let expected = 0;
-  const server = (id) => {
+  // Workers are servers to agents and to other servers; here they are their program.
+  const programOf = new Map();
+  for (const { snapshot } of state.sources.values()) {
+    for (const { serverId, knownBy } of snapshot.otherServers ?? []) {
+      if (knownBy === "worker") programOf.set(serverId, snapshot.serverId);
+    }
+  }
+  const server = (said) => {
+    const id = programOf.get(said) ?? said;
     const fresh = { id, address: "", source: null, link: null, reported: null, workers: 0 };
     if (!found.has(id)) found.set(id, { ...fresh, knownBy: new Set() });
     return found.get(id);
@@ -50,7 +58,7 @@ export const installation = once((state) => {
     }
   }
   const servers = [...found.values()].sort((a, b) => byName(a.id, b.id));
-  // Workers count as servers of their own; they are one row here.
+  // The count has workers as servers of their own.
   const rows = servers.reduce((sum, it) => sum + Math.max(1, it.workers), 0);
   return { servers, agents: agents(state).length, missing: Math.max(0, expected - rows) };
 });
