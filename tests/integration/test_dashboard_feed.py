@@ -229,7 +229,7 @@ def test_there_is_room_for_32(fresh: Stack) -> None:
         assert all(page.status == 200 for page in pages) and len(pages) == 32
         with Watcher(port) as late:
             assert late.status == 503 and late.headers["Retry-After"] == "5"
-            assert late.text().startswith("32 pages are open already")
+            assert late.text().startswith("32 pages are already open")
             assert "Content-Security-Policy" in late.headers
         pages[0].close()
 

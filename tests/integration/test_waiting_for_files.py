@@ -69,7 +69,7 @@ def test_the_health_port_opens_when_its_certificate_is_there(
     health, cert, key = free_port(), tmp_path / "health.crt", tmp_path / "health.key"
     more = (f"--health-port={health}", f"--health-cert={cert}", f"--health-key={key}")
     program = programs.start("socks5-proxy", *flags(tmp_path / "never", *more))
-    program.wait_log("waiting for files")
+    program.wait_log("waiting for missing files")
     for to, source in ((cert, programs.files.server_cert), (key, programs.files.server_key)):
         (tmp_path / "part").write_bytes(source.read_bytes())
         (tmp_path / "part").rename(to)
@@ -114,7 +114,7 @@ def test_a_file_that_is_wrong_is_no_reason_to_wait(programs: Programs, tmp_path:
 
 def test_it_can_be_ended_while_it_waits(programs: Programs, tmp_path: Path) -> None:
     program = programs.start("https-proxy", *flags(tmp_path, "--health-port=0"))
-    program.wait_log("waiting for files")
+    program.wait_log("waiting for missing files")
     program.signal(signal.SIGTERM)
     assert program.wait_exit() == 0
     assert "Traceback" not in program.log

@@ -234,6 +234,8 @@ def test_what_workers_log_says_which_one_and_is_shown(bed: Bed) -> None:
 
 
 def test_openmetrics_has_exemplars_of_the_workers(bed: Bed) -> None:
+    with Target() as target, tunnel(bed.client("uds"), target.name), target.accept():
+        pass  # a dial to be an example
     url = f"http://127.0.0.1:{bed.server.port('admin_port')}/metrics"
     request = urllib.request.Request(
         url, headers={"Accept": "application/openmetrics-text; version=1.0.0"}
