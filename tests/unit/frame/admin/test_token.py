@@ -51,7 +51,7 @@ def test_no_token(tmp_path: Path, content: bytes, sentence: str) -> None:
 
 @pytest.mark.parametrize("name", ["none", ".", "a\0b"])
 def test_no_file(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConfigError, match=r"^--admin-token-file "):
+    with pytest.raises(ConfigError, match=r"^cannot read --admin-token-file "):
         OperatorToken(f"{tmp_path}/{name}")
 
 
