@@ -1,5 +1,4 @@
-"""The viewers of a page, and their unsent events: bounded, and a slow viewer does not affect
-others.
+"""The viewers of a page and their unsent events: bounded; a slow viewer affects no other.
 
 Every event is one bytes object shared by all viewers; a viewer holds references until its
 connection has sent them. feed.py and merging.py make the events, routes.py sends them.
