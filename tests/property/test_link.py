@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from isthmus.errors import ProtocolError
 from isthmus.wire.link import take_message, to_bytes
-from isthmus.wire.link_pb2 import Control, Dial, DialResult, Hello
+from isthmus.wire.link_pb2 import Control, Dial, DialResult, Hello, Resume, Resumed
 
 text = st.text(max_size=30)
 dials = st.builds(
@@ -56,9 +56,9 @@ def test_what_is_written_reads_back(message: Control) -> None:
     assert not buffer
 
 
-@given(st.binary(max_size=300), st.sampled_from([Control, Dial, DialResult]))
+@given(st.binary(max_size=300), st.sampled_from([Control, Dial, DialResult, Resume, Resumed]))
 def test_garbage_is_a_message_or_too_short_or_a_protocol_error(
-    data: bytes, kind: type[Control] | type[Dial] | type[DialResult]
+    data: bytes, kind: type[Control | Dial | DialResult | Resume | Resumed]
 ) -> None:
     for given_ in (data, len(data).to_bytes(4, "big") + data):
         buffer = bytearray(given_)

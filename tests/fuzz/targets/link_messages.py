@@ -6,9 +6,9 @@ from cutting import knobs, same, taken, whole_and_cut
 
 from isthmus.errors import DialFailure
 from isthmus.wire.link import MAX_MESSAGE_BYTES, failure_of, take_message, to_bytes
-from isthmus.wire.link_pb2 import Control, Dial, DialResult
+from isthmus.wire.link_pb2 import Control, Dial, DialResult, Resume, Resumed
 
-_KINDS = (Control, Dial, DialResult)
+_KINDS = (Control, Dial, DialResult, Resume, Resumed)
 
 
 def check(data: bytes) -> None:
