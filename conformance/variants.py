@@ -95,11 +95,10 @@ def _direct_master(host: LabHost) -> LabHost:
 
 
 def _direct_apiserver(process: Process) -> Process:
-    """No tunnel; and no kube-proxy beside it, so that it has to ask pods and not Services."""
+    """No tunnel, and an address that its nodes reach."""
     ours = ("egress-selector", "advertise-address")
     words = (word for word in process.command if not any(name in word for name in ours))
-    more = (f"--advertise-address={_ADDRESS}", "--enable-aggregator-routing=true")
-    return replace(process, command=(*words, *more))
+    return replace(process, command=(*words, f"--advertise-address={_ADDRESS}"))
 
 
 def _direct_node(host: LabHost, mode: str) -> LabHost:
