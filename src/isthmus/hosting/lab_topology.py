@@ -79,7 +79,7 @@ def lab_topology(plan: PublishPlan, *, nodes_from: str = "") -> str:
     nodes connect from their own network, or from one of the allowed CIDR blocks if there are any.
 
     Raises:
-        ConfigError: the lab cannot have these addresses; one sentence.
+        ConfigError: the lab cannot have these addresses.
     """
     return to_yaml([_Builder(complete(plan), nodes_from).document()])
 

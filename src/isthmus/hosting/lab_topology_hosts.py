@@ -234,7 +234,7 @@ def complete(plan: PublishPlan) -> PublishPlan:
     """The plan with an address for each endpoint, invented where the platform would choose one.
 
     Raises:
-        ConfigError: there are too few node ports; one sentence.
+        ConfigError: there are too few node ports.
     """
     low, high = plan.cluster.node_port_range
     used = {each.port for each in plan.endpoints}

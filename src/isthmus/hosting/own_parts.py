@@ -122,7 +122,7 @@ def own_parts(plan: PublishPlan, choices: PartChoices | None = None) -> OwnParts
     """Write all files of a plan without errors.
 
     Raises:
-        ConfigError: a choice is invalid; one sentence.
+        ConfigError: a choice is invalid.
     """
     choices = choices or PartChoices()
     files = {OBJECTS: to_yaml(plan.objects), **server_files(plan, choices)}
@@ -239,7 +239,7 @@ def server_files(plan: PublishPlan, choices: PartChoices) -> dict[str, str]:
     """The patch of kube-apiserver's Deployment, and the objects beside it.
 
     Raises:
-        ConfigError: a choice is invalid; one sentence.
+        ConfigError: a choice is invalid.
     """
     return {
         "konnectivity-server.patch.yaml": _server(plan, choices, PATCH),
@@ -272,7 +272,7 @@ def agent_daemon_set(plan: PublishPlan, choices: PartChoices, endpoint: PlannedE
     """The agents of the guest cluster, one on each node.
 
     Raises:
-        ConfigError: a choice is wrong; one sentence.
+        ConfigError: a choice is wrong.
     """
     cluster = plan.cluster
     manifest = AgentManifestSettings(
@@ -335,7 +335,7 @@ def node_files(
     """The proxy's configuration, and the static pod that runs it.
 
     Raises:
-        ConfigError: a choice is wrong; one sentence.
+        ConfigError: a choice is wrong.
     """
     manifest = ApiserverProxyManifestSettings(form=STATIC_POD, image=choices.image)
     manifest.validate()

@@ -199,7 +199,7 @@ def installation(values: Tree, namespace: str) -> list[Manifest]:
     """Every object of an installation, in the order to make it.
 
     Raises:
-        ConfigError: values do not go together; one sentence.
+        ConfigError: values do not go together.
     """
     chosen = Chosen(values=values, namespace=namespace)
     for refused, why in REFUSALS:

@@ -98,7 +98,7 @@ class AroundSettings:
         """Look at these settings.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         for text in self.allow_cidr:
             try:

@@ -1,6 +1,6 @@
-"""The settings of the two ports for operators: where they are, behind which TLS, profiling.
+"""The settings of the two ports for operators: addresses, TLS and profiling.
 
-Their numbers differ in each program, and konnectivity's two have different flags for them.
+Each program has its own port numbers, and konnectivity's two programs name the flags differently.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from isthmus.settings.parsing import KONNECTIVITY, check_go_port, check_host, ch
 from isthmus.settings.rules_roles import Admits, Role, admits
 from isthmus.text.addresses import is_loopback
 
-#: The group of flags that the health port's are in as well.
+#: The group of flags; the health port's are in it, too.
 PORTS = "Health and admin"
 ADMIN_NAMES = "--admin-client-names"
 HEALTH_CERT = shared(
@@ -35,7 +35,7 @@ HEALTH_KEY = shared(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminSettings(SettingsBlock):
-    """The health port and the admin port; ``check()`` says whether they make sense."""
+    """The health port and the admin port; ``check()`` validates them."""
 
     PREFIX: ClassVar = "admin"
 
@@ -112,10 +112,10 @@ class AdminSettings(SettingsBlock):
 
     @property
     def admits_operators(self) -> Admits:
-        """Whose certificates are good at the admin port.
+        """The certificates that the admin port accepts.
 
         Raises:
-            ConfigError: a name is none.
+            ConfigError: a name is invalid.
         """
         try:
             return admits(Role.CLIENT, ADMIN_NAMES, self.client_names)
@@ -123,10 +123,10 @@ class AdminSettings(SettingsBlock):
             raise ConfigError(f"{ADMIN_NAMES}: {error}") from error
 
     def check(self) -> None:
-        """Hold the settings of both ports against each other.
+        """Check that the settings of both ports fit together.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_pair("health-cert", self.health_cert, "health-key", self.health_key)
         check_pair("admin-cert", self.cert, "admin-key", self.key)
@@ -134,7 +134,7 @@ class AdminSettings(SettingsBlock):
             raise ConfigError("--admin-client-ca needs --admin-cert and --admin-key as well")
         if self.client_names and not self.client_ca:
             raise ConfigError(
-                f"{ADMIN_NAMES} needs --admin-client-ca: without it nobody proves a name there"
+                f"{ADMIN_NAMES} needs --admin-client-ca: without it clients do not prove a name"
             )
         _ = self.admits_operators
         if self.enable_contention_profiling and not self.enable_profiling:
@@ -146,10 +146,10 @@ class AdminSettings(SettingsBlock):
             self._check_exposed(host or "empty")
 
     def check_ports(self, *, compat: str = "") -> None:
-        """Look at the ports, where their flags have these names.
+        """Check the ports, whose flags have these names.
 
         Raises:
-            ConfigError: Go's programs would not allow one, or the address is none.
+            ConfigError: Go's programs would refuse a port, or the address is invalid.
         """
         if compat == KONNECTIVITY:
             check_go_port("health-port", self.health_port)
@@ -158,7 +158,8 @@ class AdminSettings(SettingsBlock):
             check_host("health-bind-address", self.health_bind_address)
 
     def _check_exposed(self, host: str) -> None:
-        # The snapshot tells who talks to whom: whoever reads it over a network proves who they are.
+        # The snapshot tells who talks to whom: clients that read it over a network must
+        # authenticate.
         if not self.cert:
             raise ConfigError(
                 f"--admin-bind-address {host} would open the admin port to the network, which needs"
@@ -167,7 +168,7 @@ class AdminSettings(SettingsBlock):
             )
         if not (self.client_ca or self.token_file):
             raise ConfigError(
-                f"--admin-bind-address {host} would show everybody in the network who talks to"
+                f"--admin-bind-address {host} would show all of the network who talks to"
                 " whom, so it needs --admin-client-ca or --admin-token-file as well; or use a"
                 " loopback address"
             )

@@ -1,4 +1,4 @@
-"""The settings of the audit log, named as kube-apiserver's."""
+"""The settings of the audit log, named as in kube-apiserver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTINUE, DENY = "continue", "deny"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditSettings(SettingsBlock):
-    """Where the audit log goes and how it is rotated; ``check()`` says whether it can."""
+    """Where the audit log goes and how it is rotated; ``check()`` validates it."""
 
     PREFIX: ClassVar = "audit"
     GO: ClassVar = OURS
@@ -56,14 +56,14 @@ class AuditSettings(SettingsBlock):
 
     @property
     def max_bytes(self) -> int:
-        """How large the audit log may become; 0 is without end."""
+        """The maximum size of the audit log; 0 means no limit."""
         return self.log_maxsize * 1024 * 1024
 
     def check(self) -> None:
-        """Hold the audit log's settings against each other.
+        """Check that the settings of the audit log fit together.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_at_least("audit-log-maxsize", self.log_maxsize, 0)
         check_at_least("audit-log-maxbackup", self.log_maxbackup, 0)

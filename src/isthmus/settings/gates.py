@@ -1,10 +1,10 @@
-"""Feature gates, in Kubernetes' syntax: what is not on for everybody yet, and who turned it on.
+"""Feature gates, in the syntax of Kubernetes: features that are not on by default yet.
 
     --feature-gates=EnableClusterToMasterTraffic=true,AllBeta=false
 
-A list of NAME=BOOL; the flag may come several times and a later word wins. AllAlpha and AllBeta
-set every gate of their stage that is not named itself. Ends of a link tell each other which gates
-they have on (links/), so that a gate on one side only is noticed.
+A list of NAME=BOOL; the flag may be repeated and a later entry wins. AllAlpha and AllBeta set every
+gate of their stage that is not named itself. The ends of a link tell each other which gates are on
+(links/), so that a gate that is on at one end only is noticed.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from isthmus.settings.parsing import parse_bool
 from isthmus.text.suggestions import nearest
 
 FLAG = "--feature-gates"
-#: The group of the flags, of both programs, that the gate of KEP-2025 is for.
+#: The group of flags, in both programs, that the gate of KEP-2025 enables.
 NODE_TRAFFIC = "From nodes to the control plane"
 ALPHA = "ALPHA"
 BETA = "BETA"
 #: KEP-2025: nodes reach the control plane through their agents.
 CLUSTER_TO_MASTER = "EnableClusterToMasterTraffic"
-#: The words that stand for every gate of a stage, as in Kubernetes.
+#: The names that stand for every gate of a stage, as in Kubernetes.
 STAGES: Mapping[str, str] = MappingProxyType({"AllAlpha": ALPHA, "AllBeta": BETA})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureGate:
-    """One feature that can be turned on or off, and how ready it is."""
+    """One feature that can be turned on or off, and its stage."""
 
     name: str
     stage: str
     default: bool
-    #: What it does, as the rest of a sentence that begins with its name.
+    #: What the feature does; the text continues a sentence that begins with its name.
     does: str
 
     def __str__(self) -> str:
-        """As Kubernetes' help texts write it."""
+        """The gate as help texts of Kubernetes show it."""
         return f"{self.name}=true|false ({self.stage} - default={str(self.default).lower()})"
 
 
@@ -61,10 +61,10 @@ GATES: Mapping[str, FeatureGate] = MappingProxyType(
 
 
 def parse_gates(texts: Sequence[str]) -> Mapping[str, bool]:
-    """Read ``NAME=BOOL`` texts; every known gate and whether it is on.
+    """Read ``NAME=BOOL`` texts; return every known gate and whether it is on.
 
     Raises:
-        ConfigError: one sentence that says what is wrong with which text.
+        ConfigError: names the invalid text and the reason.
     """
     named: dict[str, bool] = {}
     for text in texts:
@@ -92,7 +92,7 @@ def _listed() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSettings(SettingsBlock):
-    """Which features are on; ``check()`` says whether there are such."""
+    """Which features are on; ``check()`` validates the names."""
 
     GO: ClassVar = OURS
 
@@ -109,12 +109,12 @@ class GateSettings(SettingsBlock):
         """Every known gate, and whether it is on.
 
         Raises:
-            ConfigError: a text cannot be read, or there is no such gate.
+            ConfigError: a text is invalid, or there is no such gate.
         """
         return parse_gates(self.feature_gates)
 
     def enabled(self, name: str) -> bool:
-        """Whether a gate is on; the name is one of GATES."""
+        """Whether a gate, one of GATES, is on."""
         return self.states()[name]
 
     @property
@@ -126,6 +126,6 @@ class GateSettings(SettingsBlock):
         """Read the gates.
 
         Raises:
-            ConfigError: one sentence that says what is wrong.
+            ConfigError: an entry is invalid.
         """
         self.states()

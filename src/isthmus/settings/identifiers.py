@@ -1,7 +1,7 @@
-"""Agent identifiers: what an agent says it stands for, in konnectivity's URL-query format.
+"""Agent identifiers: the targets that an agent declares, in konnectivity's URL-query format.
 
 ``host=node1.example.com&ipv4=10.0.0.1&cidr=10.0.0.0/16&default-route=true``. The agent is strict
-about its own flag; the server skips keys that it does not know, for agents may be newer.
+about its own flag; the server skips unknown keys, because agents may be newer.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identifiers:
-    """What one agent stands for; every text is in its one normal form, so equal is equal.
+    """The targets of one agent; texts are in normal form, so that equal values compare equal.
 
-    Go compares texts as they were typed; here ``::01`` and ``::1`` are one address.
+    Go compares the texts as typed; here ``::01`` and ``::1`` are the same address.
     """
 
     ipv4: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ class Identifiers:
         """Read what the user of an agent typed; the inverse of ``to_query()``.
 
         Raises:
-            ValueError: an unknown key or a value that is not of its kind.
+            ValueError: a key is unknown or a value is invalid.
         """
         found, wrong = _read(text, lenient=False)
         if wrong:
@@ -51,7 +51,7 @@ class Identifiers:
         """Read what an agent sent; unknown keys are skipped, as Go's server does.
 
         Raises:
-            ValueError: a value is not of its kind; it names the key and the value.
+            ValueError: a value is invalid; names the key and the value.
         """
         found, wrong = _read(text, lenient=True)
         if wrong:
@@ -60,13 +60,13 @@ class Identifiers:
 
     @staticmethod
     def without_empty(text: str) -> tuple[str, list[str]]:
-        """A text without the values that are empty, and their keys.
+        """Remove empty values and their keys from a text.
 
         A template whose address is not known yet writes ``ipv4=10.0.0.1&ipv4=``.
         """
         pieces = text.split("&")
         empty = [piece for piece in pieces if _is_empty(piece)]
-        if len(empty) == len(pieces):  # which is nothing that an agent could stand for
+        if len(empty) == len(pieces):  # no identifier would be left
             return text, []
         kept = [piece for piece in pieces if not _is_empty(piece)]
         return "&".join(kept), [piece.partition("=")[0] for piece in empty]
@@ -105,9 +105,10 @@ _KEYS = [*_READERS, DEFAULT_ROUTE]
 
 
 def _read(text: str, *, lenient: bool) -> tuple[Identifiers, list[str]]:
-    """The values that could be read, and what is wrong with the text, in order.
+    """The valid values, and what is wrong with the text, in order.
 
-    Lenient, unknown keys are not told: a peer sends the text, and good advice takes long to find.
+    If ``lenient``, unknown keys are not reported: a peer sends the text, and suggestions are slow
+    to find.
     """
     pairs, wrong = _pairs(text)
     found: dict[str, list[str]] = {}
@@ -119,7 +120,7 @@ def _read(text: str, *, lenient: bool) -> tuple[Identifiers, list[str]]:
             elif key != DEFAULT_ROUTE:
                 if not lenient and key not in _READERS:
                     wrong.append(f"unknown key {key!r}{nearest(key, _KEYS)}")
-            elif route is None:  # as in Go, only the first one counts
+            elif route is None:  # as in Go, only the first value counts
                 route = parse_bool(value)
         except ValueError:
             wrong.append(f"{key}={value[:MAX_SHOWN_CHARS]} is not a value for {key}")

@@ -1,12 +1,11 @@
-"""How a setting is declared: once, as a dataclass field that knows its flag, help and default.
+"""How a setting is declared: once, as a dataclass field with its flag, help and default.
 
 The flag, its help text, its place in the reference page and its parser all follow from the
 declaration. Settings that belong together are a *block*, a frozen dataclass; the settings of a
-program have blocks, and their options are listed as if they were the program's own. Reading text
-into values and holding them against each other is in parsing.py.
+program have blocks, and their options are listed as if they were the program's own. parsing.py
+reads text into values and checks them against each other.
 
-``shown_flags`` gives the flags of a running program as an operator may see them: as they would be
-typed, without secrets.
+``shown_flags`` gives the flags of a running program for operators: as typed, without secrets.
 """
 
 from __future__ import annotations
@@ -37,10 +36,10 @@ S = TypeVar("S")
 B = TypeVar("B", bound="SettingsBlock")
 _KEY = "isthmus.option"
 _BLOCK = "isthmus.block"
-# What stands for a place in help, alone or beside others, as in DIR|FILE.
+# A placeholder in help, alone or in a list such as DIR|FILE.
 _PLACES = frozenset({"ADDRESS", "DIR", "CIDR", "PREFIX"})
 _WORD = re.compile(r"[A-Z]+")
-#: What the value of an option that names a file is called.
+#: The placeholder of an option that names a file.
 FILE = "FILE"
 _LAST_PORT = 65535
 SAME = "same"
@@ -48,7 +47,7 @@ OURS = "ours"
 
 
 class Kind(Enum):
-    """What a flag takes; the value is the word shown for it in help."""
+    """What a flag takes; the value is the placeholder shown in help."""
 
     TEXT = "TEXT"
     INT = "N"
@@ -59,7 +58,7 @@ class Kind(Enum):
 
 
 class OptionWords(TypedDict, total=False):
-    """What a declaration can say of an option; see Option."""
+    """The parameters of a declaration; see Option."""
 
     help: str
     group: str
@@ -84,15 +83,15 @@ class OptionWords(TypedDict, total=False):
 class Option:
     """One declared setting.
 
-    ``go`` tells how konnectivity's flag differs: SAME, OURS (it has no such flag), or its default.
-    ``bounds`` are the least and the greatest number that is allowed; () for no bounds.
-    ``filled`` settings may be left out but not given empty, for that would lift a restriction.
-    ``inert`` settings are accepted and have no effect here; ``ignored`` ones never will have, and
-    help only lists their names. Either is said when it is given. ``common`` ones, about ten of a
-    program, come first in its help.
+    ``go`` is how konnectivity's flag differs: SAME, OURS (it has no such flag), or its default.
+    ``bounds`` are the minimum and the maximum; () means no bounds. ``filled`` settings may be left
+    out but not be empty: an empty value would lift a restriction. ``inert`` settings are accepted
+    and have no effect; ``ignored`` ones never will have any, and help only lists their names. A
+    program that gets either logs a warning. ``common`` ones, about ten for each program, come first
+    in its help.
 
-    ``attribute`` is the name under which texts and values of all settings of a program are kept;
-    ``field`` of its ``block`` is where the settings have the value.
+    ``attribute`` is the key of the option's text and value among all settings of a program; the
+    settings hold the value in ``field`` of the ``block``.
     """
 
     help: str
@@ -120,16 +119,16 @@ class Option:
 
     @property
     def shown(self) -> str:
-        """The default as people read it; empty when there is none to speak of."""
+        """The default as help shows it; empty if there is none worth showing."""
         return self.shown_default or value_text(self, self.default)
 
     @property
     def takes_one(self) -> bool:
-        """Whether a second, different value is refused instead of taking the place of the first.
+        """Whether a second, different value is refused instead of replacing the first.
 
-        For addresses, directories and ranges, and for files of which one might want several
-        (``once``): a listener or a file that is silently left out is missed when it is needed.
-        Of other flags the last counts, as in Go, so that one can be appended to override another.
+        True for addresses, directories and ranges, and for files that users might want to repeat
+        (``once``): a listener or a file must not be dropped silently. For other flags the last
+        value wins, as in Go, so that a flag can be appended to override another.
         """
         if self.repeat or self.inert or self.ignored:
             return False
@@ -137,44 +136,44 @@ class Option:
 
     @property
     def takes(self) -> str:
-        """The word that stands for the value in help; empty for a boolean."""
+        """The placeholder of the value in help; empty for a boolean."""
         return self.metavar or self.kind.value
 
     def files_in(self, settings: object) -> tuple[str, ...]:
-        """The paths that the settings of a program have for this option, which takes a FILE."""
+        """The paths that a program's settings hold for this option, which takes a FILE."""
         value = self.value_in(settings)
         return value if isinstance(value, tuple) else (value,) if value else ()
 
     def value_in(self, settings: object) -> Any:
-        """The value that the settings of a program have for this option."""
+        """The value that a program's settings hold for this option."""
         return getattr(getattr(settings, self.block) if self.block else settings, self.field)
 
 
 def option(default: T, **words: Unpack[OptionWords]) -> T:
-    """Declare a setting as the default of a dataclass field; see Option for what each word means.
+    """Declare a setting as the default of a dataclass field; see Option for the parameters.
 
     The flag is the attribute with dashes, without the ``_s`` of a duration, unless ``flag`` says
     otherwise.
     """
-    # A field specifier is typed as the value it stands for, as dataclasses.field itself is.
+    # A field specifier has the type of its value, as dataclasses.field itself does.
     return dataclasses.field(default=default, metadata={_KEY: Option(**words)})
 
 
 def port(default: T, *, least: int = 0, **words: Unpack[OptionWords]) -> T:
-    """Declare a TCP port: from 0 where any free one may be taken, from 1 where one is dialed."""
+    """Declare a TCP port: from 0 if any free port will do, from 1 for a port to dial."""
     said: OptionWords = {**words, "metavar": "PORT", "bounds": (least, _LAST_PORT)}
     return option(default, **said)
 
 
 @dataclass(frozen=True, slots=True)
 class SharedOption(Generic[T]):
-    """An option that several programs have; each calls it to declare its own."""
+    """An option that several programs share; each calls it to declare its own."""
 
     default: T
     words: OptionWords
 
     def __call__(self, default: T | None = None, **changes: Unpack[OptionWords]) -> T:
-        """Declare the option, with what this program says differently."""
+        """Declare the option, with this program's changes."""
         words: OptionWords = {**self.words, **changes}
         return option(self.default if default is None else default, **words)
 
@@ -189,8 +188,8 @@ class SettingsBlock:
     """Settings that belong together: the base of blocks, and of the settings of programs.
 
     Flags of a block with a ``PREFIX`` begin with it, unless they are declared with a ``flag``.
-    ``GO`` is how konnectivity's flags differ where an option does not say so: OURS where there is
-    no such program or feature.
+    ``GO`` is how konnectivity's flags differ unless an option says otherwise: OURS where
+    konnectivity has no such program or feature.
     """
 
     PREFIX: ClassVar[str] = ""
@@ -199,7 +198,7 @@ class SettingsBlock:
 
 @dataclass(frozen=True, slots=True)
 class _Composed:
-    """How a program's settings have a block; see ``block``."""
+    """A block in a program's settings; see ``block``."""
 
     go: str
     changes: Mapping[str, OptionWords]
@@ -208,22 +207,22 @@ class _Composed:
 def block(default: B, *, go: str = "", **changes: OptionWords) -> B:
     """Declare that settings have a block, with these defaults.
 
-    ``go`` counts for options that do not say themselves how konnectivity's differ. Changes are by
-    the name of the field: what this program declares otherwise.
+    ``go`` applies to options that do not say how konnectivity's flags differ. Changes, by the name
+    of the field, are what this program declares differently.
     """
     return dataclasses.field(default=default, metadata={_BLOCK: _Composed(go, changes)})
 
 
 def block_of(settings: Any, kind: type[B]) -> B | None:
-    """The block of a kind that the settings of a program have; None without one."""
+    """The block of this class in a program's settings, or None."""
     found = (getattr(settings, field.name) for field in dataclasses.fields(settings))
     return next((each for each in found if isinstance(each, kind)), None)
 
 
 def options_of(settings: type[Any]) -> tuple[Option, ...]:
-    """Every setting that a settings class declares, in order, those of its blocks included.
+    """Every setting that a settings class declares, in order, including those of its blocks.
 
-    A class's own come before those of its base, which matter less to who reads the list.
+    The settings of a class come before those of its base, which matter less to readers of the list.
     """
     found: list[Option] = []
     hints = get_type_hints(settings)
@@ -238,7 +237,7 @@ def options_of(settings: type[Any]) -> tuple[Option, ...]:
 def _in_order(settings: type[Any]) -> Iterator[dataclasses.Field[Any]]:
     """The fields of a class, then those of its base.
 
-    A field is where it first has a default: a class that only changes it does not move it.
+    A field keeps the place of its first default: a class that only changes it does not move it.
     """
     fields = {field.name: field for field in dataclasses.fields(settings)}
     classes = [each for each in settings.__mro__ if dataclasses.is_dataclass(each)]
@@ -309,7 +308,7 @@ def compose(settings: type[S], /, **values: object) -> S:
 
 
 def changed(settings: S, /, **values: object) -> S:
-    """The same settings but for these values, which are by attribute as for ``compose``."""
+    """The same settings except for these values, by attribute as for ``compose``."""
     fields = dataclasses.fields(settings)  # type: ignore[arg-type]  # a dataclass
     blocks = {each.name: getattr(settings, each.name) for each in fields if _BLOCK in each.metadata}
     return dataclasses.replace(settings, **_by_block(type(settings), blocks, values))  # type: ignore[type-var]  # the same
@@ -329,7 +328,7 @@ def _by_block(
 
 
 def values_of(settings: object) -> dict[str, Any]:
-    """What settings say, by attribute: the inverse of ``compose``."""
+    """The values of settings by attribute: the inverse of ``compose``."""
     return {each.attribute: each.value_in(settings) for each in options_of(type(settings))}
 
 
@@ -351,7 +350,7 @@ def value_text(declared: Option, value: object) -> str:
 
 
 def given_in_vain(settings: type[Any], given: Mapping[str, Sequence[str]]) -> list[str]:
-    """The flags, as ``--flag``, that were given and have no effect, also with their default."""
+    """The flags, as ``--flag``, that were given without effect, even if set to their default."""
     return [
         f"--{declared.flag}"
         for declared in options_of(settings)
@@ -360,10 +359,10 @@ def given_in_vain(settings: type[Any], given: Mapping[str, Sequence[str]]) -> li
 
 
 BLANK = "[redacted]"
-# What comes before the last @ of a URL. A password may have any sign in it, also one that ought to
-# have been written otherwise, as / or #: everything from the scheme to the @ goes.
+# What comes before the last @ of a URL. A password may contain any character, even one that should
+# be escaped, such as / or #: everything from the scheme to the @ is removed.
 _USERINFO = re.compile(r"(?<=://)(?:(?!://)\S)*(?=@)")
-# The same where the scheme is left out, as in proxy variables: user:password@host.
+# The same without a scheme, as in proxy variables: user:password@host.
 _BARE = re.compile(r"^(?!\S*://)[^/\s=;:]*+:\S*(?=@)")
 _SECRET = re.compile(
     r"(?<=[?&;#])(?=[^=&;?#]*?(?:token|secret|password|passwd|authorization|api_?key))"
@@ -373,7 +372,7 @@ _SECRET = re.compile(
 
 
 def shown_flags(settings: object) -> dict[str, dict[str, Any]]:
-    """Give each flag of the settings by name: its ``value``, and whether it was ``given``.
+    """Return each flag of the settings by name: its ``value``, and whether it was ``given``.
 
     A value is a text, or a list of texts where a flag may be repeated.
     """
@@ -393,7 +392,7 @@ def _text(declared: Option, value: object) -> str | list[str]:
 
 
 def blanked(text: str) -> str:
-    """Take away what is secret in a value."""
+    """Remove secrets from a value."""
     text = _USERINFO.sub(BLANK, text)
     text = _BARE.sub(BLANK, text)
     return _SECRET.sub(rf"\1={BLANK}", text)

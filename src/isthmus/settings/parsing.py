@@ -1,9 +1,8 @@
-"""From text to settings: what was typed and what the environment says, into declared values.
+"""Parsing of flags and environment variables into declared values.
 
-Pure: the environment comes in as a mapping. Whether values make sense together is for the
-``validate()`` of each settings class, and for the checks below that several of them have, each of
-which raises one sentence that names the flag. Whether files exist and certificates are good is
-checked where they are opened, in net/.
+Pure: the environment comes in as a mapping. The ``validate()`` of each settings class checks values
+against each other; it uses the checks below, which raise errors that name the flag. Whether files
+exist and certificates are valid is checked where they are opened, in net/.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from isthmus.values import HostPort
 
 S = TypeVar("S")
 
-# The texts that Go's strconv.ParseBool takes.
+# The texts that Go's strconv.ParseBool accepts.
 _TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})
 _FALSE = frozenset({"0", "f", "F", "FALSE", "false", "False"})
 _INT = re.compile(r"[+-]?[0-9]{1,18}")
@@ -42,8 +41,7 @@ def parse_value(declared: Option, text: str) -> object:
     """Read one value of a setting.
 
     Raises:
-        ConfigError: the text is not of the setting's kind, or out of bounds; the sentence names
-            the flag.
+        ConfigError: the text is invalid or out of bounds; the message names the flag.
     """
     try:
         match declared.kind:
@@ -67,15 +65,15 @@ def parse_value(declared: Option, text: str) -> object:
 
 
 def listed(texts: Iterable[str]) -> tuple[str, ...]:
-    """The entries of lists with commas, all together."""
+    """The entries of several comma-separated lists together."""
     return tuple(part.strip() for text in texts for part in text.split(",") if part.strip())
 
 
 def check_once(declared: Option, texts: Sequence[str]) -> None:
-    """Look whether a flag that takes one value got several.
+    """Check that a flag that takes one value did not get several.
 
     Raises:
-        ConfigError: it did.
+        ConfigError: it got several.
     """
     different = list(dict.fromkeys(texts))
     if not declared.takes_one or len(different) < 2:
@@ -95,13 +93,13 @@ def _matching(pattern: re.Pattern[str], text: str, what: str) -> str:
 def load(settings: type[S], given: Mapping[str, Sequence[str]], environ: Mapping[str, str]) -> S:
     """Build settings from texts by attribute name, in the order typed, and the environment.
 
-    The last text of a flag wins, except that repeatable flags add up, and that some take one only
-    (``Option.takes_one``). The environment counts only where the flag was not given, and an empty
-    variable counts as none, as in Go.
+    The last text of a flag wins, except that repeatable flags add up, and that some flags take one
+    value only (``Option.takes_one``). The environment counts only if the flag was not given, and an
+    empty variable counts as unset, as in Go.
 
     Raises:
-        ConfigError: a text cannot be read, is empty where it may not be, or is one too many; the
-            sentence names the flag.
+        ConfigError: a text is invalid, is empty where it must not be, or is one too many; the
+            message names the flag.
     """
     values: dict[str, object] = {}
     for declared in options_of(settings):
@@ -127,7 +125,7 @@ _GO_PORTS = range(1024, 49152)
 
 
 def check_values(settings: object) -> None:
-    """Hold every setting that has choices or bounds against them."""
+    """Check every setting that has choices or bounds."""
     for declared in options_of(type(settings)):
         value = declared.value_in(settings)
         if value is not None and (wrong := _out_of_bounds(declared, value)):
@@ -141,7 +139,7 @@ def check_values(settings: object) -> None:
 
 
 def check_durations(settings: object) -> None:
-    """No wait is negative."""
+    """Check that durations are not negative."""
     for declared in options_of(type(settings)):
         value = declared.value_in(settings)
         if declared.kind is Kind.DURATION and value < 0:
@@ -155,13 +153,13 @@ def _out_of_bounds(declared: Option, value: Any) -> str:
 
 
 def _named(settings: object, declared: Option) -> str:
-    """The flag, or where the value is in the file that the settings were read from."""
+    """The flag, or the place of the value in the file that the settings came from."""
     named = getattr(settings, "named", None)
     return str(named(declared.attribute)) if named else f"--{declared.flag}"
 
 
 def check_go_port(flag: str, port: int) -> None:
-    """A port to listen on that Go's programs allow, for --compat=konnectivity."""
+    """Check that Go's programs allow a port to listen on, for --compat=konnectivity."""
     if port not in _GO_PORTS:
         raise ConfigError(
             f"--{flag} must be from {_GO_PORTS[0]} to {_GO_PORTS[-1]} with --compat=konnectivity,"
@@ -170,7 +168,7 @@ def check_go_port(flag: str, port: int) -> None:
 
 
 def check_host(flag: str, host: str) -> None:
-    """A host to bind or to dial is an address, without brackets, or a name."""
+    """Check that a host to bind or to dial is a name, or an address without brackets."""
     try:
         HostPort(host, 1)
     except ValueError as error:
@@ -178,19 +176,19 @@ def check_host(flag: str, host: str) -> None:
 
 
 def check_pair(cert_flag: str, cert: str, key_flag: str, key: str) -> None:
-    """A certificate and its key come together."""
+    """Check that a certificate comes with its key."""
     if bool(cert) != bool(key):
         there, missing = (cert_flag, key_flag) if cert else (key_flag, cert_flag)
         raise ConfigError(f"--{there} needs --{missing} as well")
 
 
 def check_id(flag: str, value: str) -> None:
-    """An id goes into headers, log lines and metric labels: printable ASCII without spaces."""
+    """Check an id for headers, log lines and metric labels: printable ASCII without spaces."""
     if len(value) > 253 or not all("!" <= char <= "~" for char in value):
         raise ConfigError(f"--{flag} must be at most 253 printable characters without spaces")
 
 
 def check_at_least(flag: str, value: int, least: int) -> None:
-    """A count that cannot be smaller."""
+    """Check the minimum of a count."""
     if value < least:
         raise ConfigError(f"--{flag} must be at least {least}, not {value}")

@@ -1,10 +1,10 @@
-"""What every program can be told whatever it does: logging, memory, tracing, workers, its ports.
+"""The settings that every program has: logging, memory, tracing, workers and ports.
 
 Manifests written for konnectivity set klog's flags; Isthmus logs to standard error and leaves
-files, rotation and headers to whoever runs it, so these are taken and change nothing.
+files, rotation and headers to the service manager, so it accepts these flags and ignores them.
 
-frame/resources.py has the default of the memory budget, which tunnel/budget.py divides. What a
-parent of workers does is isthmus.frame.workers; with one worker there is no parent.
+frame/resources.py has the default of the memory budget, which tunnel/budget.py divides. The parent
+of workers is in isthmus.frame.workers; a single worker has no parent.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from isthmus.settings.admin import AdminSettings
 from isthmus.settings.options import OURS, SettingsBlock, block, option, shared
 from isthmus.settings.parsing import KONNECTIVITY
 
-#: What --v means, for every program and for isthmus up.
+#: The meaning of --v, for every program and for isthmus up.
 V_HELP = "Log level: 0 is warnings and errors, 1 to 4 normal, 5 and above every tunnel"
 _LOGGING = "Logging"
 
 _QUANTITY = re.compile(r"([0-9]{1,15})(k|M|G|Ki|Mi|Gi)?", re.ASCII)
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30}
-#: With less not even one client's windows would fit.
+#: Less would not hold the windows of a single client.
 LEAST_BYTES = 8 * 2**20
 
-#: More than any machine needs; a tunnel's number has two digits for its worker's.
+#: More than any machine needs; two digits of a tunnel's number are for the worker.
 MOST_WORKERS = 64
 
 WORKERS = shared(
@@ -48,8 +48,8 @@ MAX_CONNECTIONS = shared(
     help="Maximum number of connections, of two file descriptors each; more are reset",
     go=OURS,
 )
-# The help is of the programs that serve their own machine. A server and the SNI router serve other
-# machines, and count everybody.
+# The help is for the programs that serve their own machine. A server and the SNI router serve other
+# machines, and count every client.
 MAX_CONNECTIONS_PER_SOURCE = shared(
     0,
     help="Maximum number of connections from one address or IPv6 /64; connections from this "
@@ -64,7 +64,7 @@ KUBECONFIG = shared(
     metavar="FILE",
 )
 CONFIG = shared("", once=True, metavar="FILE")
-# What both ends of links have.
+# The settings of both ends of links.
 LINK = shared(
     "auto",
     choices=("auto", "mux", "grpc"),
@@ -85,7 +85,7 @@ KUBE_API_CONTENT_TYPE = shared(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogSettings(SettingsBlock):
-    """How much a program logs and how, and klog's flags, which are ignored."""
+    """Log level and format, and klog's flags, which are ignored."""
 
     v: int = option(
         2,
@@ -153,10 +153,10 @@ class LogSettings(SettingsBlock):
 
 
 def quantity(text: str) -> int:
-    """Read a number of bytes, as Kubernetes writes them: 500k, 10Mi.
+    """Read a number of bytes as Kubernetes writes it: 500k, 10Mi.
 
     Raises:
-        ValueError: it is none; a clause that goes behind the text.
+        ValueError: it is invalid; the message is a clause that follows the text.
     """
     found = _QUANTITY.fullmatch(text)
     if found is None:
@@ -166,7 +166,7 @@ def quantity(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySettings(SettingsBlock):
-    """How much a program keeps for its peers; ``check()`` says whether that makes sense."""
+    """The memory that a program keeps for its peers; ``check()`` validates it."""
 
     PREFIX: ClassVar = "memory"
     GO: ClassVar = OURS
@@ -183,10 +183,10 @@ class MemorySettings(SettingsBlock):
 
     @property
     def budget_bytes(self) -> int | None:
-        """What was said, in bytes, for all workers together; None: nothing was.
+        """The budget in bytes, for all workers together; None if it was not set.
 
         Raises:
-            ConfigError: it is no number of bytes, or too small.
+            ConfigError: it is not a number of bytes, or too small.
         """
         text = self.budget
         if not text:
@@ -201,17 +201,17 @@ class MemorySettings(SettingsBlock):
         return size
 
     def check(self) -> None:
-        """Look at what was said.
+        """Check the value.
 
         Raises:
-            ConfigError: it makes no sense.
+            ConfigError: the value is invalid.
         """
         _ = self.budget_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracingSettings(SettingsBlock):
-    """Where spans go; ``check()`` says whether that makes sense."""
+    """Where spans go; ``check()`` validates it."""
 
     PREFIX: ClassVar = "tracing"
     GO: ClassVar = OURS
@@ -225,16 +225,16 @@ class TracingSettings(SettingsBlock):
     )
 
     def check(self) -> None:
-        """Look at the address.
+        """Check the address.
 
         Raises:
-            ConfigError: it is no URL.
+            ConfigError: it is not a URL.
         """
         if not self.endpoint:
             return
         try:
             url = urlsplit(self.endpoint)
-            _ = url.port  # raises if it is none
+            _ = url.port  # raises if it is invalid
         except ValueError:
             url = urlsplit("")
         if url.scheme not in ("http", "https") or not url.hostname:
@@ -245,17 +245,17 @@ class TracingSettings(SettingsBlock):
 
 
 def check_workers(count: int) -> None:
-    """Hold --workers against what there can be.
+    """Check the value of --workers.
 
     Raises:
-        ConfigError: it is no number of workers.
+        ConfigError: it is out of range.
     """
     if not 0 <= count <= MOST_WORKERS:
         raise ConfigError(f"--workers must be from 0 to {MOST_WORKERS}, not {count}")
 
 
 def worker_id(program_id: str, index: int) -> str:
-    """Name a worker: its id is that of its program and its number."""
+    """The id of a worker: the id of its program and the worker's number."""
     return f"{program_id}-w{index}"
 
 
@@ -263,7 +263,7 @@ def worker_id(program_id: str, index: int) -> str:
 class ProgramSettings(SettingsBlock):
     """The settings of any program.
 
-    ``flags_given`` are the attributes whose flags were typed, or set by the environment.
+    ``flags_given`` are the attributes whose flags were given or set by the environment.
     """
 
     flags_given: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
@@ -272,7 +272,7 @@ class ProgramSettings(SettingsBlock):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarrierSettings(ProgramSettings):
-    """The settings of a program that carries connections; each declares its ports and workers."""
+    """The settings of a program that carries connections, without its ports and workers."""
 
     admin: AdminSettings
     workers: int
@@ -280,10 +280,10 @@ class CarrierSettings(ProgramSettings):
     memory: MemorySettings = block(MemorySettings())
 
     def check_carrier(self) -> None:
-        """Hold the settings of each block here against each other.
+        """Check that the settings of each block here fit together.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         self.admin.check()
         self.tracing.check()

@@ -1,8 +1,8 @@
-"""What an agent may claim, given who it proved to be: agent id, identifiers and network.
+"""What an agent may claim, given its proven identity: agent id, identifiers and network.
 
-The rules say what is allowed, everything else is refused. One rule has to cover the whole claim:
-were rules added up, an agent could join the id of one with the addresses of another. The file of
-rules is read in dial/settings_entitlements.py; refusing and auditing is for whoever asked.
+The rules list what is allowed; everything else is refused. One rule has to cover the whole claim:
+if rules were added up, an agent could combine the id of one with the addresses of another.
+dial/settings_entitlements.py reads the file of rules; the caller refuses and audits.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from isthmus.values import Identity, is_address
 
 CERTIFICATE = "certificate"
 TOKEN = "token"
-# Konnectivity's agents name no network, and theirs is the one kube-apiserver calls so.
+# Konnectivity's agents name no network; theirs is the one that kube-apiserver calls "cluster".
 DEFAULT_NETWORK = "cluster"
 
 CERTIFICATE_KEYS = ("commonName", "organization", "san")
@@ -34,7 +34,7 @@ _NODE, _NODES = "system:node:", "system:nodes"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grants:
-    """The identifiers that a rule allows; nothing, unless it says so."""
+    """The identifiers that a rule allows; nothing by default."""
 
     ipv4: tuple[IpNetwork, ...] = ()
     ipv6: tuple[IpNetwork, ...] = ()
@@ -43,7 +43,7 @@ class Grants:
     default_route: bool = False
 
     def __post_init__(self) -> None:
-        # Two halves that are listed allow the whole of them.
+        # Two listed halves of a network allow the whole network.
         v4 = collapse_addresses(net for net in self.cidr if isinstance(net, IPv4Network))
         v6 = collapse_addresses(net for net in self.cidr if isinstance(net, IPv6Network))
         object.__setattr__(self, "cidr", (*v4, *v6))
@@ -51,9 +51,9 @@ class Grants:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Whoever fits every pattern of ``subject`` may claim what the rest lists.
+    """An agent that matches every pattern of ``subject`` may claim what the other fields list.
 
-    ``path`` and ``where`` name the rule to people; they make no difference.
+    ``path`` and ``where`` name the rule in messages only.
     """
 
     subject: tuple[tuple[str, Pattern], ...]
@@ -64,9 +64,9 @@ class Rule:
     where: str = field(default="", compare=False)
 
     def admit(self, proved: Proved) -> Proved | None:
-        """What is proved, less the organizations and names that the rule is not about.
+        """The proven values, without the organizations and names that the rule does not match.
 
-        None when the rule is for somebody else.
+        None if the rule does not match the agent.
         """
         narrowed = dict(proved)
         for key, pattern in self.subject:
@@ -79,7 +79,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class _Gap:
-    """A claim that a rule does not cover, and where it would have to be listed."""
+    """A claim that a rule does not cover, and the key that would have to list it."""
 
     rank: int
     claim: str
@@ -96,7 +96,7 @@ class _Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entitlements:
-    """Every rule, and where they come from."""
+    """Every rule, and the file that they come from."""
 
     rules: tuple[Rule, ...]
     source: str = field(default="", compare=False)
@@ -112,10 +112,10 @@ class Entitlements:
         pod: str = "",
         sans: Sequence[str] = (),
     ) -> str:
-        """Tell why an agent may not claim this; empty when it may.
+        """Say why an agent may not claim this; empty if it may.
 
         ``node`` and ``pod`` are what its token is bound to, ``sans`` the names in its verified
-        certificate. The answer is a sentence of printable text, for the log and the audit.
+        certificate. The answer is printable text for the log and the audit log.
         """
         proved = proved_by(identity, node=node, pod=pod, sans=sans)
         who = _name(identity, node=node, pod=pod)
@@ -132,7 +132,7 @@ class Entitlements:
             gaps.append((rule, gap))
         if not gaps:
             return f"no rule of {self.source} is for {who}"
-        # The rules that came closest are the ones somebody wants to read about.
+        # The rules that came closest are the most useful ones to name.
         furthest = max(gap.rank for _, gap in gaps)
         near = [(rule, gap) for rule, gap in gaps if gap.rank == furthest]
         claim = near[0][1].claim
@@ -143,10 +143,10 @@ class Entitlements:
 def proved_by(
     identity: Identity, *, node: str = "", pod: str = "", sans: Sequence[str] = ()
 ) -> Proved:
-    """What an identity proves, by the words that subjects and placeholders use.
+    """What an identity proves, by the keys that subjects and placeholders use.
 
-    A certificate never proves what a token does, nor the other way round, whatever its name is.
-    A node is proved by a token bound to it, or by a certificate as kubelets have.
+    A certificate never proves what a token does, nor the other way round, whatever its names are.
+    A node is proved by a token bound to it, or by a certificate such as those of kubelets.
     """
     found: dict[str, tuple[str, ...]] = {}
     if identity.kind == CERTIFICATE:
@@ -192,10 +192,10 @@ def _gaps(
 
 
 def _claims(identifiers: Identifiers) -> Iterator[tuple[str, str]]:
-    """Each identifier once, with the key that it has to be listed under."""
+    """Each identifier once, with the key that has to list it."""
     for key in ("ipv4", "ipv6", "cidr", "host"):
         for claim in dict.fromkeys(getattr(identifiers, key)):
-            # Dials to an address go to whoever claims it, also where it was claimed as a host.
+            # Dials to an address go to the agent that claims it, even if it was claimed as a host.
             if key == "host" and is_address(claim):
                 yield ("ipv6" if ":" in claim else "ipv4"), claim
             else:
@@ -203,7 +203,7 @@ def _claims(identifiers: Identifiers) -> Iterator[tuple[str, str]]:
 
 
 def _lies_in(claim: str, networks: Sequence[IpNetwork]) -> bool:
-    # A zone (%eth0) means something on one machine only; no dial has one.
+    # A zone (%eth0) is meaningful on one machine only; no dial has one.
     claimed = plain_network(claim) if "%" not in claim else None
     if isinstance(claimed, IPv4Network):
         return any(claimed.subnet_of(n) for n in networks if isinstance(n, IPv4Network))
@@ -237,8 +237,8 @@ def _own(subject: str, glob: str, name: str, *hosts: str) -> Rule:
     )
 
 
-# --agent-identity-binding=name: an agent is called what it proved to be called, and stands for
-# itself only. docs/how-to/bind-agents.md has the same as a file.
+# --agent-identity-binding=name: an agent has the name that it proved, and serves itself only.
+# docs/how-to/bind-agents.md has the same rule as a file.
 BY_NAME = Entitlements(
     rules=(
         _own("commonName", "*", "{commonName}", "{commonName}"),

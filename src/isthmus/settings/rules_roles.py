@@ -1,9 +1,9 @@
-"""What a certificate may be used for: an agent's is no client's, and the other way round.
+"""What a certificate may be used for: an agent's is not for clients, nor a client's for agents.
 
-Two authorities tell them apart best, and then nothing here has anything to say. Where one signs for
-everybody, names do: those that an operator lists, or, without a list, the mark that certificates of
-``isthmus pki`` carry as their organization. Certificates made elsewhere carry none and are taken as
-what they come as.
+Two authorities separate them best, and then these checks are not needed. If one authority signs for
+all, names decide: those that an operator lists, or, without a list, the mark that certificates of
+``isthmus pki`` carry as their organization. Certificates made elsewhere carry no mark and are
+accepted for any role.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from isthmus.values import Identity, is_address
 
 _ORGANIZATION = "O="
 _MAX_NAME_CHARS = 200
-#: How identities are called that TLS has proved; without a common name it proves other names only.
+#: The kind of identities that TLS has proved; without a common name it proves other names only.
 _BY_TLS = ("certificate", "none")
 
 
 class Role(Enum):
-    """Who a certificate is for; the value is the organization that marks it."""
+    """The role that a certificate is for; the value is the organization that marks it."""
 
     AGENT = "isthmus:agents"
     CLIENT = "isthmus:clients"
@@ -40,7 +40,7 @@ class CertificateName:
     organization; ``*`` stands for any characters.
 
     Raises:
-        ValueError: the text is no pattern; the message says why.
+        ValueError: the text is not a pattern; the message says why.
     """
 
     text: str
@@ -55,7 +55,7 @@ class CertificateName:
             raise ValueError("cannot have {…}: nothing is proved yet that it could stand for")
 
     def covers(self, identity: Identity) -> bool:
-        """Tell whether a certificate has such a name."""
+        """Whether a certificate has such a name."""
         if self.text.startswith(_ORGANIZATION):
             return any(self._exact.covers(group, {}) for group in identity.groups)
         if identity.kind == "certificate" and self._exact.covers(identity.name, {}):
@@ -65,9 +65,9 @@ class CertificateName:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admits:
-    """Whose certificates are good at a port: by ``names``, if there are any, else by their mark.
+    """The certificates that a port accepts: by ``names`` if there are any, else by their mark.
 
-    ``flag`` is where names are listed.
+    ``flag`` is the flag that lists the names.
     """
 
     role: Role
@@ -75,9 +75,9 @@ class Admits:
     names: Sequence[CertificateName] = ()
 
     def refusal(self, identity: Identity) -> str:
-        """Why somebody may not come in as this; empty: it may.
+        """Why an identity is refused in this role; empty if it is accepted.
 
-        Only what TLS proved is looked at: a token or a user of this machine has no role.
+        Only what TLS proved is checked: a token or a user of this machine has no role.
         """
         if identity.kind not in _BY_TLS:
             return ""
@@ -96,10 +96,10 @@ class Admits:
 
 
 def admits(role: Role, flag: str, names: Iterable[str]) -> Admits:
-    """Read names as flags have them.
+    """Read names as flags list them.
 
     Raises:
-        ValueError: one is no pattern; the message says which and why.
+        ValueError: a name is not a pattern; the message says which and why.
     """
     found = []
     for text in names:

@@ -1,7 +1,7 @@
 """Durations as Go writes them: ``1h30m``, ``500ms``, ``1.5s``, and a bare ``0``.
 
-Seconds go out as a float, because that is what clocks take; the arithmetic in between is whole
-nanoseconds, as in Go, so that what is parsed, formatted and parsed again stays the same.
+Results are seconds as a float, because clocks use them; the arithmetic in between is in whole
+nanoseconds, as in Go, so that parsing, formatting and parsing again gives the same value.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ _NS = {
     "ns": 1,
     "us": 1_000,
     "µs": 1_000,  # U+00B5, micro sign
-    "μs": 1_000,  # U+03BC, Greek mu: Go takes both
+    "μs": 1_000,  # U+03BC, Greek mu: Go accepts both
     "ms": 1_000_000,
     "s": 1_000_000_000,
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
 }
 _PART = re.compile(r"([0-9]*)(?:\.([0-9]*))?(ns|us|µs|μs|ms|s|m|h)")
-_LIMIT_NS = 2**63  # Go keeps an int64 of nanoseconds, some 292 years
+_LIMIT_NS = 2**63  # Go uses an int64 of nanoseconds, about 292 years
 _MAX_CHARS = 64
 
 
@@ -27,7 +27,7 @@ def parse_duration(text: str) -> float:
     """Read a Go duration and return seconds.
 
     Raises:
-        ValueError: the text is not a duration; the message says what one looks like.
+        ValueError: the text is not a duration; the message shows an example.
     """
     sign, rest = (-1, text[1:]) if text[:1] == "-" else (1, text.removeprefix("+"))
     if rest == "0":

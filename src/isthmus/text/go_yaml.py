@@ -1,8 +1,8 @@
-"""Where Go's YAML, as kube-apiserver reads it, and PyYAML are of different minds.
+"""The differences between Go's YAML, as kube-apiserver reads it, and PyYAML.
 
-Measured with files given to kube-apiserver v1.36: merge keys are followed, what begins like JSON
-has to be JSON, and some plain words are text for one of the two and a number or a boolean for the
-other. What is written here reads the same for both.
+Measured with files given to kube-apiserver v1.36: merge keys are expanded, text that begins like
+JSON has to be JSON, and some plain words are text for one of the two and a number or a boolean for
+the other. The writer here quotes so that both read the same.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MERGE = "tag:yaml.org,2002:merge"
 _MAX_MERGED = 1000  # aliases of aliases grow fast
 _MAX_MERGE_DEPTH = 20
 
-# Plain words that Go's YAML takes for text and PyYAML does not, and the reverse.
+# Plain words that are text in Go's YAML but not in PyYAML, and the reverse.
 _TEXT_TAGS = ("tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
 _BASE_60 = re.compile(r"[-+]?[0-9][0-9_]*(?::[0-5]?[0-9])+(?:\.[0-9_]*)?")
 _NOT_TEXT = re.compile(
@@ -29,7 +29,7 @@ _NOT_TEXT = re.compile(
 
 
 def check_json(text: str, root: Located) -> None:
-    """Note when a text looks like JSON, which kube-apiserver then insists on, and is none."""
+    """Note an error if a text looks like JSON, which kube-apiserver then requires, and is not."""
     if not text.lstrip().startswith("{"):
         return
     try:
@@ -45,7 +45,7 @@ def check_json(text: str, root: Located) -> None:
 
 
 class _ConstantError(Exception):
-    """A word that Python's JSON has and nobody else's."""
+    """Refuse a word that only Python's JSON accepts."""
 
 
 def _no_constant(word: str) -> None:
@@ -53,7 +53,7 @@ def _no_constant(word: str) -> None:
 
 
 def reads_as_text(word: str) -> bool:
-    """Whether Go's YAML takes this plain word for text; quoted, everything is."""
+    """Whether Go's YAML reads this plain word as text; quoted words always are."""
     return _NOT_TEXT.fullmatch(word) is None
 
 
@@ -71,16 +71,17 @@ def go_text(node: Located) -> str:
 
 
 def _is_tagged(node: yaml.ScalarNode) -> bool:
-    """Whether the file itself says what it is (``!!str 5``)."""
+    """Whether the file tags the type explicitly (``!!str 5``)."""
     start, end = node.start_mark, node.end_mark
     source = start.buffer[start.pointer : end.pointer] if start.buffer is not None else ""
     return "!" in source.partition(node.value)[0]
 
 
 def expand_merges(root: Located) -> None:
-    """Put what YAML's merge keys (``<<``) mean in their place, as kube-apiserver does.
+    """Expand YAML's merge keys (``<<``), as kube-apiserver does.
 
-    A key that is there both ways is then there twice, which is an error there as well.
+    A key that is both merged and written is then there twice, which is an error in kube-apiserver
+    as well.
     """
     todo, seen = [root.node], {id(root.node)}
     while todo:
@@ -98,7 +99,7 @@ def expand_merges(root: Located) -> None:
 
 
 def _merge(node: yaml.MappingNode, root: Located, depth: int) -> None:
-    """Expand one mapping in place, those that it merges first: each is expanded once."""
+    """Expand one mapping in place, after those that it merges: each is expanded once."""
     merges = [(key, value) for key, value in node.value if key.tag == _MERGE]
     if not merges:
         return
@@ -116,12 +117,12 @@ def _merge(node: yaml.MappingNode, root: Located, depth: int) -> None:
                 pairs += source.value
 
 
-# Whole lines, such as a file in a ConfigMap: written as they are, where YAML can say them so.
+# Whole lines, such as a file in a ConfigMap: written as a literal block if YAML allows it.
 _LINES = re.compile(r"[!-~][ -~]*\n(?:[ -~]*\n)*[ -~]*[!-~]\n", re.ASCII)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what Go's YAML would not take for text either."""
+    """Also quotes what Go's YAML would not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -129,7 +130,7 @@ class _Dumper(yaml.SafeDumper):
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None if reads_as_text(text) else "'"
-    if not text.isprintable():  # some would be folded, and read as spaces
+    if not text.isprintable():  # some would be folded and read as spaces
         style = "|" if _LINES.fullmatch(text) else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
@@ -138,7 +139,7 @@ _Dumper.add_representer(str, _text)
 
 
 def to_yaml(documents: Iterable[Mapping[str, Any]]) -> str:
-    """Write documents, keys in the order that they have."""
+    """Write documents, with keys in their order."""
     text: str = yaml.dump_all(
         [dict(each) for each in documents],
         Dumper=_Dumper,

@@ -1,9 +1,9 @@
-"""YAML nodes that know their places, for documents that are read strictly.
+"""YAML nodes with their positions, for documents that are read strictly.
 
-What is not understood is an error with its place, and all errors of a document come at once: the
-methods note them and return something of their type, which nobody looks at once anything was
-wrong. Text comes in; opening files is for the caller. Imports yaml, which takes its time: import
-this module only where there is a document to read.
+Anything unknown is an error with its position, and all errors of a document are reported at once:
+the methods note them and return a placeholder of their type, which is not used after an error. Text
+comes in; the caller opens files. Importing yaml is slow: import this module only where there is a
+document to read.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from isthmus.text.suggestions import nearest
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
 
-MAX_CHARS = 1024 * 1024  # what a ConfigMap holds
+MAX_CHARS = 1024 * 1024  # the limit of a ConfigMap
 MAX_ERRORS = 20
-#: Values that are looked at: more than MAX_CHARS can spell out, so that only anchors get there.
+#: Most values to read: more than MAX_CHARS could spell out, so that only anchors reach it.
 MAX_VALUES = 600_000
-_MAX_WORD_CHARS = 64  # of a word that gets a suggestion
+_MAX_WORD_CHARS = 64  # longest word that gets a suggestion
 _STR = "tag:yaml.org,2002:str"
 _BLANK = "\0 \t\r\n\x85\u2028\u2029"
 _NULL = "tag:yaml.org,2002:null"
 _BOOL = "tag:yaml.org,2002:bool"
 _INT = "tag:yaml.org,2002:int"
 _FLOAT = "tag:yaml.org,2002:float"
-# YAML's own numbers have octals, base 60 and infinities too, which nobody means.
+# YAML's own numbers include octals, base 60 and infinities, which users do not mean.
 _WHOLE = re.compile(r"-?(?:0|[1-9][0-9]{0,17}|[1-9][0-9]{0,2}(?:_[0-9]{3}){1,5})", re.ASCII)
-_SURROGATE = re.compile("[\ud800-\udfff]")  # an escape in YAML can say one, no output can
+_SURROGATE = re.compile("[\ud800-\udfff]")  # an escape in YAML can write one, no output can
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]{0,17})(?:\.[0-9]{1,18})?", re.ASCII)
 
 
@@ -43,7 +43,7 @@ def compose(text: str, name: str, *, expected: str = "a document is expected") -
     """The root of the one document in the text; ``name`` is what messages call it.
 
     Raises:
-        ConfigError: it is too long, no YAML, empty or more than one document.
+        ConfigError: it is too long, not YAML, empty or more than one document.
     """
     with _yaml_errors(text, name):
         root: yaml.Node | None = yaml.compose(text, Loader=Loader)
@@ -53,10 +53,10 @@ def compose(text: str, name: str, *, expected: str = "a document is expected") -
 
 
 def compose_all(text: str, name: str, *, expected: str = "a document is expected") -> list[Located]:
-    """The roots of all documents in the text but empty ones; they share their errors.
+    """The roots of all documents in the text except empty ones; they share their errors.
 
     Raises:
-        ConfigError: it is too long, no YAML, or has no document.
+        ConfigError: it is too long, not YAML, or has no document.
     """
     errors = Errors(name)
     with _yaml_errors(text, name):
@@ -69,7 +69,7 @@ def compose_all(text: str, name: str, *, expected: str = "a document is expected
 
 @contextmanager
 def _yaml_errors(text: str, name: str) -> Iterator[None]:
-    """Say what the parser says with the place in front."""
+    """Raise what the parser reports, with the position in front."""
     if len(text) > MAX_CHARS:
         raise ConfigError(f"{name}: longer than {MAX_CHARS} characters")
     try:
@@ -88,7 +88,7 @@ def _yaml_errors(text: str, name: str) -> Iterator[None]:
 
 
 class Errors:
-    """What is wrong with a document, or with several in one file."""
+    """The errors of a document, or of several in one file."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -96,16 +96,16 @@ class Errors:
         self._wrong: list[tuple[int, int, str]] = []
 
     def add(self, line: int, column: int, what: str) -> None:
-        """Note one; lines and columns count from 1."""
-        if not what.isprintable():  # it names something with a line end or a control character
+        """Note an error; lines and columns count from 1."""
+        if not what.isprintable():  # it quotes a line end or a control character
             what = "".join(c if c.isprintable() else repr(c)[1:-1] for c in what)
         self._wrong.append((line, column, what))
 
     def raise_any(self) -> None:
-        """Tell all of them, in the order of their places.
+        """Raise all errors, in the order of their positions.
 
         Raises:
-            ConfigError: one line for each thing that is wrong, ``name:line:column: field: what``.
+            ConfigError: one line for each error, ``name:line:column: field: what``.
         """
         if not self._wrong:
             return
@@ -147,7 +147,7 @@ class Located:
 
     @property
     def is_text(self) -> bool:
-        """Whether it is text, and not a number or another word that YAML knows."""
+        """Whether it is text, and not a number or another word with a meaning in YAML."""
         return isinstance(self.node, yaml.ScalarNode) and bool(self.node.tag == _STR)
 
     @property
@@ -157,7 +157,7 @@ class Located:
 
     @property
     def kind(self) -> str:
-        """What it is, for a sentence that says what it should be."""
+        """A description of the node, for a message that says what it should be."""
         node = self.node
         if self.is_mapping:
             return "a mapping"
@@ -173,7 +173,7 @@ class Located:
         return self.is_mapping and any(one.value == key for one, _ in self.node.value)
 
     def error(self, what: str, *, at: str = "") -> None:
-        """Note that something is wrong here; ``at`` is a part of the text to point to."""
+        """Note an error here; ``at`` is a part of the text to point to."""
         mark = self.node.start_mark
         line, column = mark.line + 1, mark.column + 1
         if at and mark.buffer is not None:
@@ -188,7 +188,8 @@ class Located:
         """A node below this one: ``part`` is a key, or an index in brackets.
 
         Raises:
-            ConfigError: the file's anchors make it too much; what was wrong before is told as well.
+            ConfigError: the file's anchors make it too large; errors noted before are reported as
+            well.
         """
         self.errors.looked_at += 1
         if self.errors.looked_at > MAX_VALUES:
@@ -228,7 +229,7 @@ class Located:
             name = Located(key, self.path, self.errors).text()
             if name is None:
                 continue
-            # A path has one line and an end, whatever somebody calls his keys.
+            # A path is one line and bounded, whatever the keys are.
             part = name if name.isprintable() and len(name) <= _MAX_WORD_CHARS else short(name)
             if name in found:
                 self.inside(key, part).error("is there twice")
@@ -250,12 +251,12 @@ class Located:
         return [self.inside(node, f"[{index}]") for index, node in enumerate(self.node.value)]
 
     def one_or_items(self, *, most: int | None = None) -> list[Located]:
-        """The items of a list, or the one thing that is here instead."""
+        """The items of a list, or the single node in place of a list."""
         return self.items(most=most) if self.is_list else [self]
 
     def text(self) -> str | None:
         """The text."""
-        # YAML reads on, 1.5 and 2001:1 as something else than text; to guess would be worse.
+        # YAML does not read on, 1.5 and 2001:1 as text; guessing would be worse.
         if not self.is_text:
             self.error(f"must be text, not {self.kind}: put it in quotes")
             return None
@@ -266,14 +267,14 @@ class Located:
         return text
 
     def text_or_number(self) -> str | None:
-        """The text, or a whole number as it is written."""
+        """The text, or a whole number as written."""
         node = self.node
         if isinstance(node, yaml.ScalarNode) and node.tag == _INT and _WHOLE.fullmatch(node.value):
             return str(node.value)
         return self.text()
 
     def read(self, parse: Callable[[str], T]) -> T | None:
-        """What the text says; a ValueError of ``parse`` is told behind the text."""
+        """The parsed text; a ValueError of ``parse`` is reported after the text."""
         text = self.text()
         if text is None:
             return None
@@ -311,7 +312,7 @@ class Located:
         return None
 
     def member(self, kind: type[E]) -> E | None:
-        """One of the words that are the values of an enumeration."""
+        """A value of an enumeration."""
         word = self.word([str(one.value) for one in kind])
         return None if word is None else kind(word)
 
@@ -325,7 +326,7 @@ class Located:
         return None
 
     def reference(self, known: Collection[str], what: str) -> str:
-        """The name of something that is declared elsewhere; empty when it is not."""
+        """The name of something that is declared elsewhere; empty if it is not declared."""
         name = self.text()
         if name is not None and name not in known:
             self.error(f"there is no {what} {short(name)}{near(name, known)}")
@@ -341,7 +342,7 @@ class LocatedEntry(NamedTuple):
 
 
 class Fields(dict[str, Located]):
-    """The values of a mapping by their keys, and what they say (see Located), or else a default."""
+    """The values of a mapping by their keys, with their position (see Located), or a default."""
 
     def text(self, key: str, default: str = "") -> str:
         return (self[key].text() or "") if key in self else default
@@ -369,23 +370,23 @@ class Fields(dict[str, Located]):
         return self[key].one_or_items(most=most) if key in self else []
 
     def listed(self, key: str, parse: Callable[[str], T]) -> tuple[T, ...]:
-        """What the items of a list say, without the wrong ones."""
+        """The parsed items of a list, without the invalid ones."""
         return read_all(self[key].items(), parse) if key in self else ()
 
 
 def short(text: str) -> str:
-    """The text in quotes, on one line and not too long for a sentence."""
+    """The text in quotes, on one line and not too long for a message."""
     return repr(text if len(text) <= 100 else f"{text[:99]}…")
 
 
 def read_all(nodes: Sequence[Located], parse: Callable[[str], T]) -> tuple[T, ...]:
-    """What all of these say, without the wrong ones."""
+    """The parsed values of all of these, without the invalid ones."""
     values = (node.read(parse) for node in nodes)
     return tuple(value for value in values if value is not None)
 
 
 def near(word: str, known: Collection[str]) -> str:
-    """A clause that suggests the known word nearest to a wrong one; empty when none is near."""
+    """A clause that suggests the known word nearest to an unknown one; empty if none is near."""
     return nearest(word, list(known)) if word and len(word) <= _MAX_WORD_CHARS else ""
 
 
@@ -394,24 +395,24 @@ def _is_nothing(node: yaml.Node) -> bool:
 
 
 class Loader(yaml.SafeLoader):
-    """Reads two things as YAML 1.2 and Go's readers do, and PyYAML does not.
+    """Reads two things as YAML 1.2 and Go's readers do, unlike PyYAML.
 
-    It takes tabs between words, and wants a space behind a colon. Whoever checks a file for another
-    program must not be of another mind than that program.
+    It accepts tabs between words, and requires a space after a colon. A check of a file for another
+    program has to read the file as that program does.
     """
 
     def scan_to_next_token(self) -> None:
-        """Take tabs as well (§6.2); one that indents is an error still, but in brackets."""
+        """Accept tabs as well (§6.2); a tab that indents is still an error, except in brackets."""
         super().scan_to_next_token()
         while self.peek() == "\t" and (self.flow_level or not self.allow_simple_key):
             self.forward()
             super().scan_to_next_token()
 
     def check_value(self) -> bool:
-        """Want a space behind a colon, also in brackets, unless the key is in quotes (§7.4.2).
+        """Require a space after a colon, also in brackets, unless the key is in quotes (§7.4.2).
 
         Raises:
-            yaml.YAMLError: there is none.
+            yaml.YAMLError: there is no space.
         """
         last = self.tokens[-1] if self.flow_level and self.tokens else None
         plain = isinstance(last, yaml.ScalarToken) and last.plain

@@ -11,8 +11,8 @@ from collections.abc import Callable
 class Backoff:
     """Delays between attempts, as konnectivity's agent spaces them, with more jitter.
 
-    Go multiplies by 1.5 and jitters by a tenth; a fifth keeps a thousand agents that lost one
-    server from coming back in step.
+    Go multiplies by 1.5 and jitters by a tenth; a fifth keeps a thousand agents that lost the same
+    server from reconnecting in step.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Backoff:
 
 
 class TokenBucket:
-    """A token bucket: never more than rate times time, plus the burst; a whole burst at first."""
+    """A token bucket: never more than rate times time, plus the burst; it starts full."""
 
     __slots__ = ("_at", "_burst", "_left", "_rate")
 
@@ -55,35 +55,35 @@ class TokenBucket:
         self._at = now
 
     def change(self, *, rate: float, burst: float, now: float) -> None:
-        """Go on with another rate; a debt stays."""
+        """Change the rate; a debt stays."""
         self._fill(now)
         self._rate, self._burst = rate, max(burst, 1.0)
         self._left = min(self._left, self._burst)
 
     def has(self, *, now: float) -> bool:
-        """Tell whether one can be taken now."""
+        """Whether a token can be taken now."""
         self._fill(now)
         return self._left >= 1.0
 
     def take(self) -> None:
-        """Take one, after ``has``."""
+        """Take a token, after ``has``."""
         self._left -= 1.0
 
     def allows(self, *, now: float) -> bool:
-        """Take one if it is there; False: not now."""
+        """Take a token if there is one; False if not."""
         if not self.has(now=now):
             return False
         self._left -= 1.0
         return True
 
     def spend(self, amount: int, *, now: float) -> bool:
-        """Take as much as this, whatever is there; True: that was more, and now it is in debt."""
+        """Take this amount even if there is less; True if the bucket is in debt now."""
         self._fill(now)
         self._left -= amount
         return self._left < 0.0
 
     def wait_s(self, *, now: float) -> float:
-        """How long until it is out of debt."""
+        """How long until the debt is paid."""
         self._fill(now)
         return max(0.0, -self._left / self._rate)
 
@@ -93,7 +93,7 @@ class TokenBucket:
         return self._left
 
     def is_full(self, *, now: float) -> bool:
-        """Nothing was taken for so long that it does not matter any more."""
+        """Whether the bucket is full again, so that it can be forgotten."""
         self._fill(now)
         return self._left >= self._burst
 

@@ -1,6 +1,6 @@
 """Patterns of names: ``edge-*`` and ``{node}``, matched in linear time.
 
-What the names mean, and what follows from a match, is in entitlements.py.
+What the names mean, and what a match allows, is in settings/rules_entitlements.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import product
 PLACEHOLDERS = ("commonName", "organization", "san", "serviceAccountName", "pod", "node")
 
 _TOKENS = re.compile(r"(\*|\{[^{}]*\})")
-_FOREIGN = frozenset("?[]\\")  # wildcards elsewhere; taken literally they would surprise
+_FOREIGN = frozenset("?[]\\")  # wildcards elsewhere; a literal meaning would surprise
 _MAX_CHARS = 512
 
 Proved = Mapping[str, tuple[str, ...]]
@@ -21,10 +21,10 @@ Proved = Mapping[str, tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """``*`` stands for any characters, none too; ``{node}`` and the like for what is proved.
+    """``*`` stands for any characters or none; ``{node}`` and other placeholders for proven values.
 
-    What is put in for a placeholder is literal: a ``*`` in a certificate's name is a star. With
-    ``fold`` case does not matter, nor does the final dot of a host name.
+    The value of a placeholder is literal: a ``*`` in a certificate's name is a star. With ``fold``,
+    case and the final dot of a host name do not matter.
 
     Raises:
         ValueError: the text is not a pattern; the message says why.
@@ -50,11 +50,11 @@ class Pattern:
         object.__setattr__(self, "_fixed", () if names else self._pieces({}))
 
     def covers(self, value: str, proved: Proved) -> bool:
-        """Tell whether the value is one that the pattern stands for."""
+        """Whether the value matches the pattern."""
         value = self._plain(value)
         if self._fixed:
             return _fits(self._fixed, value)
-        # Nothing proved for one of the names leaves nothing to choose from, so nothing is covered.
+        # If nothing is proved for one of the names, there are no choices and nothing matches.
         choices = product(*(proved.get(name, ()) for name in self.placeholders))
         return any(
             _fits(self._pieces(dict(zip(self.placeholders, chosen, strict=True))), value)

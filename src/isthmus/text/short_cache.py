@@ -1,7 +1,6 @@
 """A cache whose keys come from peers: bounded in bytes, and short keys only.
 
-``functools.lru_cache`` counts entries, and keeps whatever a peer sent for as long as nobody sends
-something else.
+``functools.lru_cache`` counts entries, and keeps what a peer sent until other values replace it.
 """
 
 from __future__ import annotations
@@ -14,9 +13,9 @@ from typing import Generic, ParamSpec, Protocol, TypeVar
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: What one entry counts besides its texts: the objects around them.
+#: What one entry takes besides its texts: the objects around them.
 OBJECT_BYTES = 64
-#: What the keys of one cache keep in memory at most.
+#: Most memory for the keys of one cache.
 MOST_CACHE_BYTES = 1024 * 1024
 
 
@@ -27,14 +26,16 @@ class Cached(Protocol, Generic[P, R]):
     kept: dict[object, object]
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Answer from the cache, or ask the function."""
+        """Answer from the cache, or call the function."""
 
 
 def short_cache(max_entries: int, max_key_bytes: int) -> Callable[[Callable[P, R]], Cached[P, R]]:
-    """Keep the answers of a pure function for the last keys; a longer key is answered anew.
+    """Keep the results of a pure function for the last keys; for longer keys the function is called
+    every time.
 
-    Positional arguments only, made of texts, numbers, tuples and frozen values of these; the answer
-    must not be None. Only a miss looks at the size of its key: a hit costs what a dictionary costs.
+    Arguments are positional, and made of texts, numbers, tuples and frozen values of these; the
+    result must not be None. Only a miss measures the size of its key: a hit costs a dictionary
+    lookup.
     """
     if max_entries * max_key_bytes > MOST_CACHE_BYTES:
         raise ValueError(f"a cache of more than {MOST_CACHE_BYTES} bytes")
@@ -62,7 +63,7 @@ def short_cache(max_entries: int, max_key_bytes: int) -> Callable[[Callable[P, R
 
 
 def key_bytes(key: object) -> int:
-    """About what a key keeps in memory; linear in its size."""
+    """Roughly the memory that a key takes; linear in its size."""
     return sum(OBJECT_BYTES + _text_bytes(part) for part in _parts(key))
 
 

@@ -1,6 +1,6 @@
 """How every screen writes numbers: bytes, rates, ages and short durations, as kubectl writes them.
 
-The dashboard has the same in ``units.js``; a file of vectors beside the tests holds both to it.
+The dashboard has the same in ``units.js``; a file of vectors beside the tests checks both.
 Durations that people type, as values of flags, are in durations.py.
 """
 
@@ -18,7 +18,7 @@ def size(count: float | None) -> str:
     amount = max(0.0, float(count))
     unit = _SIZES[0]
     for unit in _SIZES:
-        # 1023.5 would be written as 1024 of a unit, which is one of the next.
+        # 1023.5 would be written as 1024 of a unit, which is 1 of the next.
         if amount < 1023.5 or unit == _SIZES[-1]:
             break
         amount /= 1024

@@ -245,7 +245,7 @@ class ApiserverProxySettings(CarrierSettings):
         """Check the settings against each other.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_values(self)
         check_durations(self)
@@ -265,7 +265,7 @@ class ApiserverProxySettings(CarrierSettings):
         """The plan that the flags describe.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         self._check_plan()
         made = ProxyPlan(

@@ -326,7 +326,7 @@ APISERVER_NAME = "kubernetes.default.svc"
 
 @dataclass(frozen=True, slots=True)
 class Converted:
-    """The converted plan and its warnings, one sentence each."""
+    """The converted plan and its warnings, one text each."""
 
     plan: ProxyPlan
     warnings: tuple[str, ...]

@@ -74,7 +74,7 @@ class ApiserverProxyManifestSettings:
         """Check each setting.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         if not self.form:
             raise ConfigError(f"--as is missing: say {', '.join(FORMS[:-1])} or {FORMS[-1]}")
@@ -87,7 +87,7 @@ class ApiserverProxyManifestSettings:
         check_user(self.run_as)
 
     def warnings(self, given: Collection[str]) -> list[str]:
-        """Flags that were given and have no effect in this form, one sentence each."""
+        """Flags that were given and have no effect in this form, one text each."""
         vain = [*(_UNIT if self.runs_as == STATIC_POD else _POD)]
         vain += [] if self.form == IGNITION else _IGNITION
         return [

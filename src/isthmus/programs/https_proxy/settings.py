@@ -96,7 +96,7 @@ class HttpsProxySettings(SidecarSettings):
         """Check the settings against each other.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         self.check_sidecar()
         _ = self.never_cloud_hosts  # raises if a URL is wrong

@@ -296,7 +296,7 @@ class SidecarSettings(CarrierSettings):
         """Check the shared settings against each other.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_values(self)
         check_durations(self)

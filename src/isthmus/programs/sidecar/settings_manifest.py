@@ -278,7 +278,7 @@ class SidecarManifestSettings:
         """Check each setting.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_values(self)
         if not (self.mode or self.preset):

@@ -113,7 +113,7 @@ class SniRouterSettings(CarrierSettings):
         """Check the settings against each other.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_values(self)
         check_durations(self)

@@ -92,7 +92,7 @@ class SniRouterManifestSettings:
         """Check each setting.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         check_values(self)
         check_name("name", self.name)
@@ -104,7 +104,7 @@ class SniRouterManifestSettings:
         check_at_least("replicas", self.replicas, 1)
 
     def warnings(self, given: Collection[str]) -> list[str]:
-        """Warnings, one sentence each."""
+        """Warnings, one text each."""
         if "disruption_budget" in given and self.disruption_budget and self.replicas == 1:
             return ["a single pod gets no PodDisruptionBudget, which would block draining its node"]
         return []

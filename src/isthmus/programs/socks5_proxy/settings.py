@@ -22,6 +22,6 @@ class Socks5ProxySettings(SidecarSettings):
         """Check the settings against each other.
 
         Raises:
-            ConfigError: one sentence that names the flag and says what to do.
+            ConfigError: names the flag and says what to do.
         """
         self.check_sidecar()

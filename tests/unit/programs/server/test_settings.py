@@ -186,7 +186,7 @@ def test_which_tcp_port_the_frontend_has(changes: dict[str, Any], port: int | No
         (
             UDS,
             {"admin_bind_address": "10.0.0.1", "admin_cert": "c", "admin_key": "k"},
-            "--admin-bind-address 10.0.0.1 would show everybody in the network who talks to whom,"
+            "--admin-bind-address 10.0.0.1 would show all of the network who talks to whom,"
             " so it needs --admin-client-ca or --admin-token-file as well; or use a loopback"
             " address",
         ),
