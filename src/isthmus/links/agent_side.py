@@ -86,7 +86,7 @@ class ServerHooks:
     cannot express that, so there they are served. ``on_membership()`` is called when
     ``server_count`` or ``servers``, the ids of all servers that this one knows, changed, or when
     the server announced that it drains, at ``drained_at``. ``on_suspended(link, why)`` finds
-    another connection for the link; ``on_resumed(link)`` hears that it has one.
+    another connection for the link; ``on_resumed(link)`` reports that it has one.
     """
 
     on_dial: Callable[[Incoming], None]

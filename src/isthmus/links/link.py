@@ -61,7 +61,7 @@ class ConnectionOwner(CarrierOwner, Protocol):
     """Who made a link's connection."""
 
     def disconnected(self, why: str) -> None:
-        """The connection broke, and nobody said goodbye."""
+        """The connection broke without a goodbye."""
 
 
 class LinkSocket(TlsCarrier):
@@ -272,11 +272,11 @@ class Link:
 
     @property
     def suspended(self) -> bool:
-        """It has no connection, and waits for another one."""
+        """Whether the link has no connection and waits for another one."""
         return self.suspended_at is not None
 
     def suspend(self, why: str) -> None:
-        """Keep the session; whoever waits for the answer to a dial asks elsewhere."""
+        """Keep the session; dials without an answer yet are tried elsewhere."""
         talk = self.lasting
         assert talk is not None
         self.suspended_at = self.loop.time()
@@ -416,7 +416,7 @@ class Link:
     @property
     def unsent(self) -> bool:
         """Whether data has not been passed to the kernel yet."""
-        if self.suspended_at is not None:  # nobody waits for a connection that may never come
+        if self.suspended_at is not None:  # do not wait for a connection that may never come
             return False
         return self.carrier.out_bytes > 0 or (self.talk is not None and self.talk.unsent)
 

@@ -1,9 +1,10 @@
-"""Going on by another connection: what both sides say before the session's own bytes.
+"""Resuming a link on another connection: the messages before the session's own bytes.
 
-The agent connects with ALPN ``isthmus/1r@ID``, proves who it is as always, and sends ``Resume``:
-which link, its token, and how far it got. The server answers ``Resumed``, and both send again from
-where the other stands (tunnel/replaceable.py). Which links a server keeps, and for whom, is
-programs/server/resuming.py; when and where an agent tries is programs/agent/resuming.py.
+The agent connects with ALPN ``isthmus/1r@ID``, authenticates as always, and sends ``Resume``: which
+link, its token, and how many bytes arrived. The server answers ``Resumed``, and both send again
+what the other has not received (tunnel/replaceable.py). programs/server/resuming.py decides which
+links a server keeps, and for whom; programs/agent/resuming.py decides when and where an agent
+tries.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ M = TypeVar("M", bound=Message)
 
 
 class ResumeKey:
-    """What an agent has to show to resume one link: its number and a token, new at every time."""
+    """What an agent has to show to resume one link: its number and a token, which changes each
+    time."""
 
     __slots__ = ("_before", "_received_bytes", "_token", "epoch", "link")
 
@@ -51,14 +53,14 @@ class ResumeKey:
 
     @property
     def token(self) -> bytes:
-        """The token to show next time."""
+        """The token for the next time."""
         return self._token
 
     def opens(self, message: Resume, received_bytes: int) -> bool:
-        """Whether this message may resume the link, of which so much has arrived.
+        """Whether this message may resume the link, of which this many bytes have arrived.
 
-        The token before the present one is good until something arrived by the connection that it
-        opened: the answer with the present one may have been lost.
+        The previous token is valid until something has arrived on the connection that it opened:
+        the answer with the current one may have been lost.
         """
         if not self.epoch < message.epoch <= _MOST_EPOCH:
             return False
@@ -67,7 +69,7 @@ class ResumeKey:
         return good or (unused and hmac.compare_digest(message.token, self._before))
 
     def turn(self, message: Resume, received_bytes: int) -> None:
-        """The link was resumed by this message: there is another token now."""
+        """The link was resumed by this message: change the token."""
         self.epoch = message.epoch
         self._before = message.token
         self._received_bytes = received_bytes
@@ -80,7 +82,7 @@ class FirstMessage(Generic[M]):
     __slots__ = ("_buffer", "_kind", "_told")
 
     def __init__(self, kind: type[M], told: Callable[[M, bytes], None]) -> None:
-        """``told(message, rest)`` hears it once, with what came behind it."""
+        """``told(message, rest)`` is called once, with the message and the bytes after it."""
         self._buffer = bytearray()
         self._kind = kind
         self._told = told
@@ -92,7 +94,7 @@ class FirstMessage(Generic[M]):
         """Look for the message.
 
         Raises:
-            ProtocolError: it is none.
+            ProtocolError: it is invalid.
         """
         self._buffer += view
         message = take_message(self._buffer, self._kind)
@@ -117,7 +119,7 @@ class NotResumedError(Exception):
 
 
 class ResumeAttempt:
-    """An agent's connection by which one of its links may go on."""
+    """An agent's connection on which one of its links may continue."""
 
     def __init__(
         self,
@@ -129,7 +131,7 @@ class ResumeAttempt:
         server_hostname: str,
         bearer_token: str,
     ) -> None:
-        """``done`` is set when the link has gone on, or fails with NotResumedError."""
+        """``done`` is set when the link continues, or fails with NotResumedError."""
         self._link = link
         self._bearer_token = bearer_token
         self._alpn = alpn_resuming(link.server_id)
@@ -142,7 +144,7 @@ class ResumeAttempt:
         self.carrier.begin()
 
     def secured(self) -> None:
-        """Say which link it is, if that server is at the other end."""
+        """Name the link to resume, if the right server is at the other end."""
         if self.carrier.tls.selected_alpn_protocol() != self._alpn:
             self._fail("another server answered, or one that cannot resume links")
             return
@@ -185,7 +187,7 @@ class ResumeAttempt:
         self.carrier.close()
         if not self.done.done():
             self.done.set_exception(NotResumedError(why, final=final))
-            self.done.exception()  # whoever waits hears it; nobody waiting is no error
+            self.done.exception()  # a waiter gets it; without one it is not an error
 
     # The carrier reports.
 
@@ -194,7 +196,7 @@ class ResumeAttempt:
         self._fail(f"TLS handshake failed: {error.reason or error}")
 
     def violated(self, error: ProtocolError) -> None:
-        """What came is no answer."""
+        """The bytes that came are not an answer."""
         self._fail(str(error), final=True)
 
     def disconnected(self, why: str) -> None:
@@ -206,18 +208,18 @@ class ResumeAttempt:
         self._fail(why)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """End the attempt; its result is no longer wanted."""
         if not self.done.done():
             self._fail("cancelled")
 
 
 async def resume_by(attempt: ResumeAttempt) -> None:
-    """Wait until the link has gone on by this connection.
+    """Wait until the link continues on this connection.
 
     Raises:
-        NotResumedError: it has not.
+        NotResumedError: it does not.
     """
-    attempt.carrier.read_again()  # what came while nobody owned the socket made its edge already
+    attempt.carrier.read_again()  # bytes that came before this had their edge already
     with contextlib.ExitStack() as stack:
         stack.callback(attempt.cancel)
         await asyncio.shield(attempt.done)

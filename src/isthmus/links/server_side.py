@@ -100,7 +100,7 @@ class AgentHooks:
     ``on_dial`` receives the agent's requests: the agent is authenticated, but nothing that such a
     dial says about itself is proved. ``may_read`` is called for all bytes from an address before
     its agent is admitted. ``on_resume(link, message)`` decides whether another link continues on
-    the connection of this one; ``on_suspended`` and ``on_resumed`` hear that a link lost its
+    the connection of this one; ``on_suspended`` and ``on_resumed`` report that a link lost its
     connection, or has another one.
     """
 
@@ -213,23 +213,23 @@ class AgentLink(Link):
         self._hooks.on_resume(self, message)
 
     def refuse_resume(self, why: str, *, later: bool = False) -> None:
-        """Tell the agent that its link does not go on by this connection, and close it."""
+        """Tell the agent that its link does not continue on this connection, and close it."""
         if not self.closed_because:
             self.carrier.send(to_bytes(Resumed(refusal=why, later=later)))
             self.carrier.say_goodbye()
             self._set_timer(GOODBYE_S, self.lost, f"not resumed: {why}")
 
     def greet_like(self, link: AgentLink) -> None:
-        """Whoever resumes a link says nothing new of itself: see whether that still holds."""
+        """Copy what the agent declared on the link that it resumes: it declares nothing new."""
         self.agent_id, self.identifiers, self.labels = link.agent_id, link.identifiers, link.labels
         self.zone, self.network, self.version = link.zone, link.network, link.version
         self.features, self.relays = link.features, link.relays
 
     def give_way(self, link: AgentLink, message: Resume) -> None:
-        """Have another link go on by this connection.
+        """Continue another link on this connection.
 
         Raises:
-            ProtocolError: that cannot be; this link and the other are as before.
+            ProtocolError: the offset is impossible; both links are unchanged.
         """
         assert link.key is not None and link.lasting is not None
         if not link.lasting.can_go_on(message.received):

@@ -175,7 +175,7 @@ class UntouchedTunnel(Tunnel):
             self._dial = dial
 
     def link_suspended(self) -> None:
-        """The link has no connection: dial again elsewhere, if somebody else can be asked."""
+        """The link has lost its connection: dial again through another agent, if there is one."""
         again, far = self._again, self.far
         if again is None or self.dialing or self.client.ending is not None:
             return

@@ -1,13 +1,12 @@
 """A carrier whose connection can be replaced, so that a session outlives its connections.
 
-Both sides number the bytes of a session from the first one after the TLS handshake. What a side
-sent it keeps, by reference, until the peer acknowledged it. When the connection is lost, the owner
+Both sides number the bytes of a session from the first one after the TLS handshake. A side keeps
+what it sent, by reference, until the peer acknowledges it. When the connection is lost, the owner
 detaches it, learns from the peer on a new connection how far the peer got, and attaches that
 connection: everything after that offset is sent again, and the session goes on. The session itself
 is plain yamux and notices nothing but a pause.
 
-Finding the other side again, and proving who one is, is links/. The clock of a session that stands
-still is here, too.
+links/ finds the other side again and authenticates. The clock of a suspended session is here, too.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class SessionConnection(Carrier, Protocol):
 
 
 class PausableClock:
-    """A clock that can stand still; what is measured by it does not grow meanwhile."""
+    """A clock that can be stopped; times measured with it do not grow meanwhile."""
 
     __slots__ = ("_behind_s", "_clock", "_stopped_at")
 
@@ -57,12 +56,12 @@ class PausableClock:
         return now - self._behind_s
 
     def stop(self) -> None:
-        """Stand still."""
+        """Stop the clock."""
         if self._stopped_at is None:
             self._stopped_at = self._clock()
 
     def go_on(self) -> None:
-        """Run again from where it stood."""
+        """Run again from where it stopped."""
         if self._stopped_at is not None:
             self._behind_s += self._clock() - self._stopped_at
             self._stopped_at = None
@@ -99,7 +98,7 @@ class ReplaceableCarrier:
         self._start = 0  # the offset of the first kept byte
         self._resend_at = -1  # how many pieces went out again; -1: nothing is sent again
         self.session = session
-        #: Of the connection itself: a call for each batch of events would show.
+        #: Reads the connection itself: a call for each batch of events would cost too much.
         self.wake: Callable[[], None] = connection.wake
         self.wake_in_time: Callable[[], None] = connection.wake_in_time
         #: Offsets in the byte stream of this side: the peer has everything before
@@ -252,7 +251,7 @@ class ReplaceableCarrier:
                 return
 
     def close(self) -> None:
-        """Keep nothing any more, and charge nobody."""
+        """Drop everything that is kept, and end the charge for it."""
         self._connection = None
         self._pieces.clear()
         self.kept_bytes = 0

@@ -72,7 +72,7 @@ class Carrier(Protocol):
 
 
 def _nobody() -> None:
-    """Nobody counts what came."""
+    """The default: received bytes are not counted."""
 
 
 def no_reason(stream: Stream, reason: Ending) -> None:
@@ -115,11 +115,11 @@ class Session:
         self._waking = False
         self._blocked = False
         self.holds_back = False
-        self.sent_data = False  # since somebody last asked, who sets it back
+        self.sent_data = False  # since the last check, which clears it
         self.control: Stream | None = None  # it goes on while data is held back
         self._turns: ClassTurns[Stream] = ClassTurns()
-        # In: how much came, and what to tell whom when it is so much; a header cut in two, or the
-        # rest of a payload.
+        # In: bytes received, and the callback to call at how many; a header cut in two, or the rest
+        # of a payload.
         self.received_bytes = 0
         self.tell_received_at = sys.maxsize
         self.tell_received: Callable[[], None] = _nobody

@@ -41,7 +41,7 @@ BOUNDED = {
     "lab/probe.py:_context": "8 of our own settings",
     "links/dials.py:_success": "an address that was reached, as text: 255 characters",
     "net/connection_gate.py:source_named": "addresses that the kernel wrote: 64 characters",
-    "programs/node_proxy/kernel/ipvs.py:_say_deprecated": "one",
+    "programs/node_proxy/kernel/ipvs.py:_warn_deprecated": "one",
     "programs/node_proxy/rules/explaining_flow.py:_network": "a command that ends",
     "programs/node_proxy/rules/explaining_flow.py:parsed": "a command that ends",
     "programs/node_proxy/rules/explaining_iptables.py:parse_rule": "a command that ends",

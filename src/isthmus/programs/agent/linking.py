@@ -162,11 +162,11 @@ class Linking:
     async def resume(
         self, link: ServerLink, addresses: ServerAddresses, address: ServerAddress
     ) -> None:
-        """Have a link that lost its connection go on by this address.
+        """Continue a link that lost its connection, at this address.
 
         Raises:
             NotResumedError: it does not.
-            LinkError: nobody can be reached there.
+            LinkError: no server can be reached there.
         """
         through = addresses.through(address)
         terms = self._terms

@@ -1,8 +1,8 @@
-"""The links that a server can resume: who may, and for how many it waits.
+"""The links that a server can resume: for which agents, and for how many it waits.
 
 Every link of an agent that can resume has a key (links/resuming.py). A connection that shows the
-key goes through admission like a new one, and the agent must be who it was. A wrong key, or the
-right one from somebody else, changes nothing for the link.
+key goes through admission like a new one, and the agent must have the same identity. A wrong key,
+or the right one from another agent, changes nothing for the link.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from isthmus.tunnel.budget import Budget
 from isthmus.values import Identity
 from isthmus.wire.link_pb2 import Resume
 
-#: How many links may wait for another connection: in all, and of one agent identity. The one that
-#: has waited longest ends for another.
+#: How many links may wait for another connection: in all, and of one agent identity. A further one
+#: ends the link that has waited longest.
 MOST_SUSPENDED, MOST_OF_ONE = 4096, 64
 _LOOK_S = 1.0
 _QUIET_S = 60.0
@@ -30,7 +30,7 @@ _audit = logging.getLogger("isthmus.audit")
 
 
 class ResumableLinks:
-    """Finds the link that a connection wants to resume, and bounds how many wait."""
+    """Finds the link that a connection wants to resume, and limits how many wait."""
 
     def __init__(
         self,
@@ -42,7 +42,8 @@ class ResumableLinks:
         metrics: ServerMetrics,
         once: OncePer,
     ) -> None:
-        """``moved(connection, link)`` hears whose token has been reviewed for which link."""
+        """``moved(connection, link)`` is called with the connection whose token was reviewed for
+        the link."""
         self._loop = loop
         self._admit = admit
         self._moved = moved
@@ -57,7 +58,7 @@ class ResumableLinks:
         return len(self._suspended)
 
     def add(self, link: AgentLink) -> None:
-        """An agent was welcomed; another process of it is gone, and with it what it had."""
+        """An agent was welcomed; an earlier process of it is gone, with its links."""
         if link.key is not None:
             self._links[link.key.link] = link
         for other in [it for it in self._suspended if it.agent_id == link.agent_id]:
@@ -97,7 +98,7 @@ class ResumableLinks:
         )  # fmt: skip
 
     def _look(self) -> None:
-        """While memory is short, those that wait end before anybody is slowed."""
+        """End waiting links while memory is short, before other peers are slowed."""
         while self._suspended and self._budget.exhausted:
             next(iter(self._suspended)).lost("the memory budget is used up")
         self._looks = bool(self._suspended)
@@ -107,7 +108,7 @@ class ResumableLinks:
     # Resuming.
 
     def resume(self, connection: AgentLink, message: Resume) -> None:
-        """Have a link go on by this connection, if it shows the key and is admitted."""
+        """Continue a link on this connection, if it shows the key and is admitted."""
         link = self._links.get(message.link)
         if link is None or link.key is None or link.lasting is None:
             self._refuse(connection, ResumeRefusal.UNKNOWN)
@@ -158,7 +159,7 @@ class ResumableLinks:
     def _refuse(
         self, connection: AgentLink, why: ResumeRefusal, link: AgentLink | None = None
     ) -> None:
-        """Refuse; where ``link`` is given it is somebody who may not have it: the audit hears."""
+        """Refuse; ``link`` is given if the agent may not have it, which is audited."""
         self._metrics.resumes_refused[why] += 1
         if link is not None:
             identity: Identity = connection.identity
