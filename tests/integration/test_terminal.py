@@ -376,7 +376,7 @@ def test_a_tunnel_that_two_programs_have(fresh: Stack, capsys: Captured) -> None
         (tunnel,) = data(capsys, "tunnels", "--admin", url(fresh))["items"]
         ending = ["tunnels", "end", tunnel["connectionId"], "--yes"]
         code, _, err = run(capsys, *ending, *admin)
-        assert code == 2 and err.endswith("; say which one with --admin\n") and "cp-1 (" in err
+        assert code == 2 and err.endswith("; choose one with --admin\n") and "cp-1 (" in err
         # The agent can end it as well.
         assert run(capsys, *ending, "--admin", url(fresh, agent))[0] == 0
         assert client.recv() == b""
