@@ -1,4 +1,4 @@
-"""One folder for each tool that a person starts.
+"""The tools that people start, one package for each.
 
-Doctor, pki, bootstrap, up, and those that look.
+They are doctor, pki, bootstrap, up, and the commands that show running programs.
 """

@@ -1,1 +1,1 @@
-"""What a new node needs to reach its control plane, and whether it does."""
+"""Give a new node what it needs to reach its control plane, and check that it does."""

@@ -1,7 +1,7 @@
-"""What kube-apiserver is told so that pods find it at their agent, and what comes of it.
+"""The flags with which kube-apiserver sends pods to their agent, and their consequences.
 
-Pods use the kubernetes Service. KEP-2025: its endpoint is the agent's address, which every node has
-for itself, and which kube-apiserver puts there when it is told to advertise it.
+Pods use the kubernetes Service. KEP-2025: its endpoint is the agent's address, which exists on
+every node, and which kube-apiserver writes there if its flags advertise that address.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Flag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApiserverPlan:
-    """Flags, what to know, and the endpoints of the kubernetes Service."""
+    """Flags, notes, and the endpoints of the kubernetes Service."""
 
     flags: tuple[Flag, ...]
     notes: tuple[str, ...]
     documents: tuple[dict[str, Any], ...]
-    #: kube-apiserver writes no endpoints by itself: ``documents`` have to be applied.
+    #: kube-apiserver does not write endpoints: the user has to apply ``documents``.
     by_hand: bool
 
     def manifests(self) -> str:
@@ -45,11 +45,11 @@ class ApiserverPlan:
 def apiserver_plan(
     addresses: Sequence[IPv4Address | IPv6Address], target: Target, *, by_hand: bool = False
 ) -> ApiserverPlan:
-    """Decide what kube-apiserver is told; ``by_hand``: endpoints are written by no reconciler.
+    """Choose the flags of kube-apiserver; with ``by_hand`` no reconciler writes endpoints.
 
-    It advertises one address, the first, and has all of them in its certificate.
+    kube-apiserver advertises one address, the first; its certificate names all of them.
 
-    Where the agent's port is not kube-apiserver's own, they can only be written by hand: the
+    If the agent's port differs from kube-apiserver's, endpoints can only be written by hand: the
     reconciler writes the port that kube-apiserver listens on.
     """
     address, *others = addresses
@@ -85,7 +85,8 @@ def _notes(
         " connect to it (kubeadm: apiServer.certSANs).",
         *(
             f"kube-apiserver advertises one address, {at.host}, and the kubernetes Service has the"
-            f" family of that: {other} is for kubelets and others who are told of it."
+            f" family of that address: {other} is for kubelets and other clients that are"
+            " configured with it."
             for other in others
         ),
         "Every kube-apiserver of the cluster gets the same flags.",
@@ -128,14 +129,14 @@ def endpoint_slice(at: HostPort, version: int) -> dict[str, Any]:
 
 
 def endpoints(at: HostPort) -> dict[str, Any]:
-    """The Endpoints of the kubernetes Service, for who still reads them."""
+    """The Endpoints of the kubernetes Service, for clients that still read them."""
     return {
         "apiVersion": "v1",
         "kind": "Endpoints",
         "metadata": {
             "name": _NAME,
             "namespace": _NAMESPACE,
-            # Or a controller makes a second EndpointSlice of it.
+            # Without this label a controller creates a second EndpointSlice from it.
             "labels": {"endpointslice.kubernetes.io/skip-mirror": "true"},
         },
         "subsets": [

@@ -1,6 +1,6 @@
-"""Looking at every step between a node and kube-apiserver, as flags ask; what it means is rules.py.
+"""Check every step between a node and kube-apiserver; rules.py interprets the results.
 
-Blocking, and nothing is changed. Every wait has a deadline.
+The code blocks and changes nothing. Every wait has a deadline.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _REFUSED = frozenset({401, 403})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckInput:
-    """What to look at, and where the agent's admin port is.
+    """What to check, and where the agent's admin port is.
 
-    ``kubeconfig`` empty: nobody is asked for endpoints.
+    Without a ``kubeconfig`` the endpoints are not checked.
     """
 
     at: HostPort
@@ -58,12 +58,12 @@ class CheckInput:
 
 
 class BootstrapCheck:
-    """One look at everything; ``run`` it once."""
+    """One check of all steps; call ``run`` once."""
 
     def __init__(
         self, asked: CheckInput, told: Callable[[CheckStep], None] = lambda _: None
     ) -> None:
-        """``told`` hears of each step when it is done."""
+        """Call ``told`` with each step when it is done."""
         self._asked = asked
         self._told = told
         self._probe = TlsProbe(
@@ -96,12 +96,12 @@ class BootstrapCheck:
         except (ConfigError, KubeError) as error:
             return bootstrap.failed(name, str(error), "")
         except (LookupError, TypeError, AttributeError, ValueError) as error:
-            # Whoever answers at a port may say anything.
+            # Any program may listen on that port and answer anything.
             return bootstrap.failed(
-                name, f"cannot decode the answer: {error!r}", "see who answers there"
+                name, f"cannot decode the answer: {error!r}", "check which program listens there"
             )
 
-    # The steps, each named as in StepName.
+    # One method for each step, named as in StepName.
 
     def _take_kubeconfig(self) -> CheckStep:
         name, asked = StepName.KUBECONFIG, self._asked
@@ -125,13 +125,13 @@ class BootstrapCheck:
             return bootstrap.failed(
                 name,
                 f"no agent answers at its admin port {at}: {why.lower()}",
-                "start the agent, or say where its admin port is (--agent-admin)",
+                "start the agent, or give its admin port with --agent-admin",
             )
         if found.get("kind") != "AgentSnapshot":
             return bootstrap.failed(
                 name,
-                f"what answers at {at} is no agent",
-                "say where the agent's admin port is (--agent-admin)",
+                f"the program at {at} is not an agent",
+                "give the agent's admin port with --agent-admin",
             )
         self._snapshot = found
         return bootstrap.ok(name, f"{found['agentId']}, version {found['version']}")
@@ -148,7 +148,7 @@ class BootstrapCheck:
         return bootstrap.judge_address(host, self._seen)
 
     def _take_rule(self) -> CheckStep:
-        assert self._seen is not None  # or it would be skipped
+        assert self._seen is not None  # otherwise this step is skipped
         return bootstrap.judge_rule(self._asked.at.host, self._seen)
 
     def _take_link(self) -> CheckStep:
@@ -169,7 +169,7 @@ class BootstrapCheck:
         )
 
     def _take_destination(self) -> CheckStep:
-        """Whatever answers: that TLS is spoken there is for the next step."""
+        """Check that anything answers; the next step checks that it speaks TLS."""
         try:
             self._certificate = self._probe.certificate()
         except CutError as cut:
@@ -197,7 +197,7 @@ class BootstrapCheck:
             return bootstrap.failed(
                 name,
                 f"no TLS: {error}",
-                "see that --target of the agent leads to the secure port of kube-apiserver",
+                "check that --target of the agent leads to the secure port of kube-apiserver",
             )
         return bootstrap.ok(name, "signed by a trusted authority")
 
@@ -223,7 +223,7 @@ class BootstrapCheck:
             status, body = self._probe.get("/version")
         except TlsError as error:
             return bootstrap.failed(
-                StepName.API, str(error), "see what --target of the agent leads to"
+                StepName.API, str(error), "check where --target of the agent leads"
             )
         body = body if isinstance(body, dict) else {}
         version = str(body.get("gitVersion", ""))[:50]
@@ -233,7 +233,7 @@ class BootstrapCheck:
         name, asked = StepName.ENDPOINTS, self._asked
         if not asked.kubeconfig:
             return CheckStep(
-                name=name, state=CheckState.SKIPPED, found="nobody to ask as (--kubeconfig)"
+                name=name, state=CheckState.SKIPPED, found="no credentials (--kubeconfig)"
             )
         from isthmus.kube.resources import kubernetes_endpoints
 
@@ -242,9 +242,9 @@ class BootstrapCheck:
         except KubeError as error:
             if error.status in _REFUSED:
                 return CheckStep(
-                    name=name, state=CheckState.SKIPPED, found=f"may not be asked: {error}"
+                    name=name, state=CheckState.SKIPPED, found=f"not permitted: {error}"
                 )
-            return bootstrap.failed(name, str(error), "see whether the kubeconfig is right")
+            return bootstrap.failed(name, str(error), "check the kubeconfig")
         return bootstrap.judge_endpoints(asked.at, found)
 
     def _ask_agent(self) -> Mapping[str, Any]:
@@ -266,10 +266,10 @@ class BootstrapCheck:
 
 
 def look_at(address: Address) -> AddressSeen | None:
-    """Where this host has the address, and how it is kept from others; None if it has it not.
+    """The interface with the address, and whether it is guarded; None if this host lacks it.
 
     Raises:
-        ConfigError: the kernel cannot be asked.
+        ConfigError: the kernel does not answer.
     """
     with kernel_of_this_host() as kernel:
         held = host_links.addresses(kernel, address.version)
@@ -306,10 +306,10 @@ class CheckFlags:
 
 
 def check_input(flags: CheckFlags) -> CheckInput:
-    """Put together what to look at; flags win over the kubeconfig.
+    """Collect what to check; flags override the kubeconfig.
 
     Raises:
-        ConfigError: a flag or a file is wrong, or no address is known; one sentence.
+        ConfigError: a flag or a file is wrong, or no address is known.
     """
     access = _read(flags.kubeconfig) if flags.kubeconfig else None
     name = flags.tls_server_name
@@ -338,12 +338,12 @@ def _where(flags: CheckFlags, access: Access | None) -> HostPort:
         address = parse_bind_address(flags.bind_address)
         return HostPort(str(address), flags.local_port or flags.default_port)
     if access is None:
-        raise ConfigError("check what? give --bind-address, or --kubeconfig of the kubelet")
+        raise ConfigError("nothing to check: give --bind-address, or --kubeconfig of the kubelet")
     url = urlsplit(access.config.cluster.server)
     if url.scheme != "https" or not is_address(url.hostname or ""):
         raise ConfigError(
-            f"--kubeconfig {flags.kubeconfig} points to {access.config.cluster.server}, which is no"
-            " address of an agent: give --bind-address as well"
+            f"--kubeconfig {flags.kubeconfig} points to {access.config.cluster.server}, which is"
+            " not an agent's address: give --bind-address as well"
         )
     address = parse_bind_address(url.hostname or "")
     return HostPort(str(address), flags.local_port or url.port or _HTTPS)

@@ -1,4 +1,4 @@
-"""``isthmus bootstrap``: what a node needs to find kube-apiserver through its agent (KEP-2025).
+"""``isthmus bootstrap``: connect a node to kube-apiserver through its agent (KEP-2025).
 
 The work is in kubeconfig.py, check.py and apiserver.py, imported when a command runs.
 """
@@ -137,10 +137,10 @@ def kubeconfig(
 
 
 def _first(text: str) -> tuple[IPv4Address | IPv6Address, ...]:
-    """The agents' addresses, of which the first is the one that is advertised."""
+    """The agents' addresses; kube-apiserver advertises the first."""
     found = parse_bind_addresses(listed((text,)))
     if not found:
-        raise ConfigError("--bind-address is empty: say the agents' address")
+        raise ConfigError("--bind-address is empty: give the agents' address")
     return found
 
 
@@ -208,8 +208,8 @@ def _first(text: str) -> tuple[IPv4Address | IPv6Address, ...]:
 def check(output: str, **given: str | int | None) -> int:
     """Check every step from this node to kube-apiserver
 
-    Run it on the node, as root to see firewall rules. The first step that failed is where to
-    begin; the exit code is 1 then. Nothing is changed.
+    Run it on the node, as root to see firewall rules. If a step failed, begin with the first such
+    step; the exit code is then 1. Nothing is changed.
 
     \b
     Example:

@@ -1,7 +1,4 @@
-"""Making the kubeconfig of a kubelet that is to join through its agent: files read and checked.
-
-What it looks like is tools/bootstrap/kubeconfig.py.
-"""
+"""Write the kubeconfig of a kubelet that joins through its agent; reads and checks its files."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _LABELS = ("--client-cert", "--client-key", "--ca-cert")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeconfigInput:
-    """What was asked for; an empty text means not given."""
+    """The flags of the command; an empty text means not given."""
 
     at: HostPort
     ca_cert: str
@@ -40,10 +37,10 @@ class KubeconfigInput:
 
 
 def make_kubeconfig(asked: KubeconfigInput, *, now: datetime | None = None) -> tuple[str, str]:
-    """Write a kubeconfig; with a sentence to warn, or "".
+    """Make a kubeconfig; the second value is a warning or "".
 
     Raises:
-        ConfigError: a file, certificate or token is wrong, in one sentence.
+        ConfigError: a file, certificate or token is wrong.
     """
     now = now or datetime.now(UTC)
     _check_choice(asked)
@@ -60,7 +57,7 @@ def make_kubeconfig(asked: KubeconfigInput, *, now: datetime | None = None) -> t
         return text, ""
     return text, (
         f"tls-server-name is {name}, and a kubelet that joins by a bootstrap kubeconfig forgets it"
-        f" in the one that it writes: better have {asked.at.host} in kube-apiserver's certificate"
+        f" in the one that it writes: add {asked.at.host} to kube-apiserver's certificate instead"
     )
 
 
@@ -78,8 +75,8 @@ def _check_choice(asked: KubeconfigInput) -> None:
     ]
     if not given:
         raise ConfigError(
-            "who is the kubelet? give --token-file, --token-id with --token-secret-file, or"
-            " --client-cert with --client-key"
+            "no credentials for the kubelet: give --token-file, --token-id with"
+            " --token-secret-file, or --client-cert with --client-key"
         )
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other")
@@ -132,7 +129,7 @@ def _absolute(path: str) -> str:
 
 
 def _name_for(asked: KubeconfigInput, now: datetime) -> str:
-    """The name to ask for: none where kube-apiserver's certificate has the address."""
+    """The name to ask for; none if kube-apiserver's certificate has the address."""
     if not asked.apiserver_cert:
         return ""
     from isthmus.tools.pki.show import show
@@ -154,7 +151,7 @@ _CLUSTER, _USER, _CONTEXT = "control-plane", "kubelet-bootstrap", "kubelet-boots
 
 @dataclass(frozen=True, slots=True)
 class FileRef:
-    """A file that a kubeconfig names, or carries inside: then ``content`` is all of it."""
+    """A file that a kubeconfig names, or embeds: then ``content`` is all of it."""
 
     path: str
     content: bytes | None = None
@@ -168,7 +165,7 @@ class FileRef:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KubeletCredentials:
-    """Who the kubelet is: a token or its file, or a certificate with its key."""
+    """The kubelet's credentials: a token or its file, or a certificate with its key."""
 
     token: str = field(default="", repr=False)
     token_file: str = ""

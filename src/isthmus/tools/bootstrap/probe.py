@@ -1,6 +1,6 @@
-"""Connecting through an agent's listener as a kubelet would, and saying how far that came.
+"""Connect through an agent's listener as a kubelet does, and report how far that got.
 
-Plain blocking code with a deadline for each wait; what the findings mean is rules.py.
+Plain blocking code with a deadline for each wait; rules.py interprets the findings.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MOST_BYTES = 256 * 1024
 
 
 class CutError(Exception):
-    """The connection ended before the other side said anything.
+    """The connection ended before the other side sent anything.
 
     ``client`` is the address and port that it came from.
     """
@@ -36,7 +36,7 @@ class CutError(Exception):
 
 
 class TlsError(Exception):
-    """Something answered, and the handshake failed; ``code`` is OpenSSL's, 0 for none."""
+    """A peer answered, and the handshake failed; ``code`` is OpenSSL's, 0 for none."""
 
     def __init__(self, why: str, code: int = 0) -> None:
         super().__init__(why)
@@ -72,18 +72,18 @@ class TlsProbe:
     timeout_s: float
 
     def accepts(self) -> str:
-        """Connect, and nothing more; empty, or why not."""
+        """Connect, and nothing more; the reason of a failure, or an empty text."""
         with self._socket() as plain:
             try:
                 plain.connect((self.at.host, self.at.port))
             except ConnectionResetError:
-                return ""  # accepted, and ended before we heard of it
+                return ""  # accepted, and ended before connect returned
             except OSError as exc:
                 return exc.strerror or str(exc) or type(exc).__name__
         return ""
 
     def certificate(self) -> PeerCertificate:
-        """Handshake; only who signed the certificate counts.
+        """Do a TLS handshake; only the signer of the certificate is checked.
 
         Raises:
             CutError: nothing came back.
@@ -93,7 +93,7 @@ class TlsProbe:
             return _read(tls.getpeercert() or {})
 
     def trouble(self, *, check_name: bool, check_time: bool) -> TlsError | None:
-        """Handshake as a client does that looks at these as well; None when all is well.
+        """Do a TLS handshake as a client that checks these as well; None if it succeeds.
 
         Raises:
             CutError: nothing came back.
@@ -105,7 +105,7 @@ class TlsProbe:
             return error
 
     def get(self, path: str) -> tuple[int, Any]:
-        """Ask for a path; the status, and the JSON or None.
+        """Request a path; the status, and the JSON or None.
 
         Raises:
             CutError: nothing came back.
@@ -119,17 +119,17 @@ class TlsProbe:
                 answer = asking.getresponse()
                 return answer.status, _json(answer.read(_MOST_BYTES))
             except (OSError, http.client.HTTPException) as exc:
-                raise TlsError(f"no HTTP comes back: {exc or type(exc).__name__}") from exc
+                raise TlsError(f"the answer is not HTTP: {exc or type(exc).__name__}") from exc
 
     def _socket(self) -> socket.socket:
-        """A socket that knows its own address, also when connecting is answered by a reset.
+        """A socket that knows its own address, even if the peer resets the connection.
 
-        Who connects to an address of this host comes from that address.
+        A connection to an address of this host comes from that same address.
         """
         family = socket.AF_INET6 if ":" in self.at.host else socket.AF_INET
         plain = socket.socket(family, socket.SOCK_STREAM)
         plain.settimeout(self.timeout_s)
-        with contextlib.suppress(OSError):  # not of this host: connecting says what is wrong
+        with contextlib.suppress(OSError):  # not of this host: connect() reports the reason
             plain.bind((self.at.host, 0))
         return plain
 
@@ -139,7 +139,7 @@ class TlsProbe:
             host, port = plain.getsockname()[:2]
             client = str(HostPort(host, port)) if port else ""
             context = self._context(check_name=check_name, check_time=check_time)
-            # Before it is connected: one that is reset by then cannot be wrapped any more.
+            # Before connecting: a socket that the peer has reset cannot be wrapped any more.
             with context.wrap_socket(plain, server_hostname=self.name) as tls:
                 self._connect(tls, client)
                 yield tls
@@ -159,7 +159,7 @@ class TlsProbe:
     def _context(self, *, check_name: bool, check_time: bool) -> ssl.SSLContext:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = check_name
-        context.hostname_checks_common_name = False  # Go does not look there either
+        context.hostname_checks_common_name = False  # Go ignores it, too
         if not check_time:
             context.verify_flags |= _NO_CHECK_TIME
         context.set_alpn_protocols(["http/1.1"])

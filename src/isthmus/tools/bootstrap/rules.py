@@ -1,8 +1,7 @@
-"""What ``isthmus bootstrap check`` finds out, as values, and what each finding means.
+"""The findings of ``isthmus bootstrap check``, as values, and what each finding means.
 
 The chain from a node to kube-apiserver has many links, and a broken one shows only as a reset or a
-timeout. Each function here judges one of them from what was seen, and says what to do. Seeing is
-check.py.
+timeout. Each function here judges one link from what check.py saw, and gives advice.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _MOST_NAMES = 8
 
 
 class StepName(Enum):
-    """The steps in their order: what one needs comes before it."""
+    """The steps in order: each comes after those that it needs."""
 
     KUBECONFIG = "kubeconfig"
     AGENT = "agent"
@@ -40,7 +39,7 @@ class StepName(Enum):
     ENDPOINTS = "endpoints"
 
 
-#: What must not have failed, nor been skipped, for a step to be worth looking at.
+#: The steps that must not have failed or been skipped for a step to be worth checking.
 NEEDS: Mapping[StepName, tuple[StepName, ...]] = {
     StepName.GATE: (StepName.AGENT,),
     StepName.TARGET: (StepName.AGENT, StepName.GATE),
@@ -59,7 +58,7 @@ NEEDS: Mapping[StepName, tuple[StepName, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckStep:
-    """What was found, and what to do about it where that is anything."""
+    """What was found, and what to do about it, if anything."""
 
     name: StepName
     state: CheckState
@@ -84,7 +83,7 @@ class CheckReport:
 
     @property
     def failed(self) -> tuple[CheckStep, ...]:
-        """Those that failed; the first is where to begin."""
+        """The steps that failed; the user begins with the first."""
         return tuple(step for step in self.steps if step.state is CheckState.FAILED)
 
     def to_json(self) -> dict[str, object]:
@@ -99,7 +98,7 @@ class CheckReport:
 
 
 def skipped_for(name: StepName, before: Mapping[StepName, CheckStep]) -> CheckStep | None:
-    """The step as skipped, if one that it needs has failed or was skipped."""
+    """The step as skipped, if a step that it needs has failed or was skipped."""
     for need in NEEDS.get(name, ()):
         if need in before and before[need].state in (CheckState.FAILED, CheckState.SKIPPED):
             return CheckStep(
@@ -114,12 +113,12 @@ def ok(name: StepName, found: str) -> CheckStep:
 
 
 def failed(name: StepName, found: str, advice: str) -> CheckStep:
-    """This is where it breaks."""
+    """The chain breaks here."""
     return CheckStep(name=name, state=CheckState.FAILED, found=found, advice=advice)
 
 
 def warning(name: StepName, found: str, advice: str) -> CheckStep:
-    """It works, and is hardly meant."""
+    """The step works, but is probably not configured as intended."""
     return CheckStep(name=name, state=CheckState.WARNING, found=found, advice=advice)
 
 
@@ -128,7 +127,7 @@ def warning(name: StepName, found: str, advice: str) -> CheckStep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddressSeen:
-    """An address on an interface. ``guarded`` is None where that may not be looked at."""
+    """An address on an interface. ``guarded`` is None if firewall rules cannot be read."""
 
     interface: str
     ours: bool
@@ -137,7 +136,7 @@ class AddressSeen:
 
 
 def judge_address(address: str, seen: AddressSeen | None) -> CheckStep:
-    """Is the address on the node, and is it ours?"""
+    """Is the address on the node, and did Isthmus put it there?"""
     name = StepName.ADDRESS
     if seen is None:
         return failed(
@@ -150,7 +149,7 @@ def judge_address(address: str, seen: AddressSeen | None) -> CheckStep:
         return warning(
             name,
             f"{address} is on {seen.interface}, and isthmus did not put it there",
-            "if that is an address of the node itself, choose another --bind-address",
+            "if this is an address of the node itself, choose another --bind-address",
         )
     return ok(name, f"{address} is on {seen.interface}")
 
@@ -162,20 +161,20 @@ def judge_rule(address: str, seen: AddressSeen) -> CheckStep:
         return failed(
             name,
             f"the rule that keeps other machines from {address} is gone",
-            f"run isthmus agent setup-interface --bind-address={address} again, and see who flushes"
-            " the firewall",
+            f"run isthmus agent setup-interface --bind-address={address} again, and find out what"
+            " flushes the firewall",
         )
     if seen.guarded or seen.ruled:
         known = "" if seen.guarded else ", as the address is marked; run as root to look"
-        return ok(name, f"what comes in by an uplink is dropped{known}")
+        return ok(name, f"packets from uplinks are dropped{known}")
     return warning(
         name,
         f"no rule of isthmus keeps other machines from {address}",
-        "see that your own firewall does (--uplink-interface=none)",
+        "check that your own firewall does (--uplink-interface=none)",
     )
 
 
-# The agent, as its snapshot shows it.
+# The agent, from its snapshot.
 
 
 def judge_gate(snapshot: Mapping[str, Any], gate: str) -> CheckStep:
@@ -222,12 +221,12 @@ def judge_link(snapshot: Mapping[str, Any]) -> CheckStep:
         StepName.LINK,
         "the agent is linked to no server",
         "its log says why: --proxy-server-host and --proxy-server-port must be reachable from here,"
-        " and the certificates of both sides be good",
+        " and the certificates of both sides must be valid",
     )
 
 
 def judge_feature(snapshot: Mapping[str, Any], gate: str) -> CheckStep:
-    """Does a server that is connected carry such connections?"""
+    """Does a connected server carry such connections?"""
     name = StepName.FEATURE
     servers: Sequence[Mapping[str, Any]] = (snapshot.get("nodeTraffic") or {}).get("servers", ())
     carrying = [each for each in servers if each["carries"] == "yes"]
@@ -254,9 +253,9 @@ def _ids(servers: Sequence[Mapping[str, Any]]) -> str:
 
 
 def judge_cut(snapshot: Mapping[str, Any] | None, client: str, why: str) -> CheckStep:
-    """A connection was cut before a byte came back: what does the agent say of it?
+    """Explain a connection that was cut before a byte came back, from what the agent recorded.
 
-    ``client`` is the address and port that it came from, by which the agent knows it.
+    ``client`` is the address and port of the connection, by which the agent identifies it.
     """
     name = StepName.DESTINATION
     traffic = (snapshot or {}).get("nodeTraffic") or {}
@@ -278,8 +277,8 @@ _ADVICE = {
     " {destination} right as seen from the server?",
     "no_server": "no server is connected that carries it: see the steps link and feature",
     "unanswered": "the server does not answer: konnectivity's own never does; use one of Isthmus",
-    "too_many": "too many connections wait or are open: see who opens them",
-    "outside": "the connection came in by an uplink: run this on the node itself",
+    "too_many": "too many connections wait or are open: find out which clients open them",
+    "outside": "the connection came from an uplink: run this on the node itself",
     "drained": "the agent is stopping: try again",
 }
 
@@ -288,7 +287,7 @@ _ADVICE = {
 
 
 def judge_name(asked: str, names: Sequence[str], *, matches: bool, chosen: bool) -> CheckStep:
-    """Does the certificate have the name that clients ask for? ``chosen``: a tls-server-name."""
+    """Does the certificate have the name that clients expect? ``chosen``: a tls-server-name."""
     if matches:
         return ok(StepName.NAME, f"the certificate has {asked}")
     listed = ", ".join(names[:_MOST_NAMES]) + (", …" if len(names) > _MOST_NAMES else "")
@@ -304,7 +303,7 @@ def judge_name(asked: str, names: Sequence[str], *, matches: bool, chosen: bool)
 def judge_expiry(
     not_before: datetime, not_after: datetime, now: datetime, strict: str
 ) -> CheckStep:
-    """Is the certificate valid now? ``strict``: what a whole check said; empty for no objection."""
+    """Is the certificate valid now? ``strict``: the error of a full check, empty if it passed."""
     name = StepName.EXPIRY
     day = f"{not_after:%Y-%m-%d}"
     if now > not_after:
@@ -313,7 +312,7 @@ def judge_expiry(
         return failed(
             name,
             f"the certificate is not valid before {not_before:%Y-%m-%d %H:%M} UTC",
-            "see that the clock of this node is right",
+            "check that the clock of this node is right",
         )
     if strict:
         return failed(name, strict, "renew the certificates of the control plane")
@@ -323,7 +322,7 @@ def judge_expiry(
 
 
 def judge_answer(status: int, version: str, is_status: bool) -> CheckStep:
-    """Is it kube-apiserver that answers? Not to be let in is fine: only it says so like that."""
+    """Does kube-apiserver answer? A refusal is fine: only kube-apiserver refuses in this form."""
     name = StepName.API
     if status == 200 and version:
         return ok(name, f"kube-apiserver {version} answers")
@@ -331,17 +330,17 @@ def judge_answer(status: int, version: str, is_status: bool) -> CheckStep:
         return ok(name, f"kube-apiserver answers, with {status}")
     if status >= 500:
         return failed(
-            name, f"the answer is {status}", "kube-apiserver is not well: see its log and /readyz"
+            name, f"the answer is {status}", "kube-apiserver is unhealthy: see its log and /readyz"
         )
     return failed(
         name,
         f"the answer to /version is {status}, and not that of kube-apiserver",
-        "see what --target of the agent leads to",
+        "check where --target of the agent leads",
     )
 
 
 def judge_endpoints(at: HostPort, found: Sequence[HostPort]) -> CheckStep:
-    """Do pods find the agent by the kubernetes Service?"""
+    """Does the kubernetes Service lead pods to the agent?"""
     if list(found) == [at]:
         return ok(StepName.ENDPOINTS, f"the kubernetes Service leads to {at}")
     listed = ", ".join(map(str, found)) or "nowhere"

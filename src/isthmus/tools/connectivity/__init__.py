@@ -1,1 +1,1 @@
-"""Commands about where a dial goes: config, egress, policy, dial, curl, resolve."""
+"""The commands that show or use the way of a dial: config, egress, policy, dial, curl, resolve."""

@@ -1,7 +1,7 @@
-"""``isthmus config``: configurations of the connectivity service, checked, converted, explained.
+"""``isthmus config``: check, convert and explain configurations of the connectivity service.
 
 The work is in dial/connectivity_files.py and config/, imported when a command runs: yaml and TLS
-take their time, and ``--help`` should not.
+load slowly, and ``--help`` must be fast.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def command() -> None:
 def check(files: tuple[str, ...], skip_files: bool, output: str) -> None:
     """Check files, and list the networks that they define
 
-    Several files are one configuration: each network is defined once. Everything that is wrong is
-    told at once, with its place, and the exit code is 2. A relative path in a file is relative to
-    the working directory, as in kube-apiserver.
+    Several files are one configuration: each network is defined once. All errors are reported at
+    once, with file and line, and the exit code is 2. A relative path in a file is relative to the
+    working directory, as in kube-apiserver.
 
     \b
     Example:
@@ -121,10 +121,11 @@ def convert(
 ) -> None:
     """Convert a configuration to the other kind or to another version
 
-    What an egress-selector cannot say (a protocol, a TCP port without a client's certificate,
-    destinations, other networks) is changed into a way that kube-apiserver has, or left out, with
-    a warning for each change; --strict refuses instead, with exit code 2. Comments are not kept,
-    and the documents of several networks become one list. Certificates and keys need not be there.
+    What an egress selector cannot express (a protocol, a TCP port without a client certificate,
+    destinations, other networks) is changed into a form that kube-apiserver supports, or left out,
+    with a warning for each change; --strict refuses instead, with exit code 2. Comments are not
+    kept, and the documents of several networks become one list. Certificates and keys need not
+    exist.
 
     \b
     Example:
@@ -148,27 +149,27 @@ def convert(
 
 
 def _proposed(config: ConnectivityConfig, cert: str, key: str, uds_name: str) -> ConnectivityConfig:
-    """What an egress-selector can say of it; each change is a warning."""
+    """The part that an egress selector can express; each change prints a warning."""
     from isthmus.dial.settings_connectivity_writing import ProposalChoices, propose_egress
 
     choices = ProposalChoices(client_cert=cert, client_key=key, uds=uds_name)
     choices.check()
     proposal = propose_egress(config, choices)
     if not proposal.config.networks:
-        return config  # which is refused, with all that is wrong with it
+        return config  # the writer refuses it, with all its errors
     for change in proposal.changes:
         click.echo(f"warning: {change}", err=True)
     return proposal.config
 
 
 def _other_kind(kinds: Sequence[tuple[str, str]], version: str | None) -> str:
-    """The kind that somebody means who does not say one."""
+    """The default of --to: the kind that the files are not."""
     if version:
         return "egress-selector"
     found = {kind for kind, _ in kinds}
     others = [word for word, kind in _KINDS.items() if kind not in found]
     if len(others) != 1:
-        raise ConfigError(f"the files are of both kinds: say --to {' or --to '.join(_KINDS)}")
+        raise ConfigError(f"the files are of both kinds: give --to {' or --to '.join(_KINDS)}")
     return others[0]
 
 
@@ -228,7 +229,7 @@ def _print_table(networks: Sequence[NetworkConfig]) -> None:
         column.overflow = "fold"
     for network in networks:
         cells = (network.name, *_way(network), network.where)
-        # Text, because what a file says is never markup.
+        # Text, because a file's content is never markup.
         table.add_row(*(Text(one_line(cell)) for cell in cells))
     if networks:
         console().print(table)

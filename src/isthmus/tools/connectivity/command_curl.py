@@ -82,7 +82,7 @@ def command(url: str, **given: Any) -> int:
     except ValueError as exc:
         raise ConfigError(f"URL: {exc}") from exc
     if flags.method is not None and not _TOKEN.fullmatch(flags.method):
-        raise ConfigError(f"-X {flags.method!r}: not a method of HTTP")
+        raise ConfigError(f"-X {flags.method!r}: not an HTTP method")
     request = ClientRequest(
         method=flags.method or ("GET" if flags.data is None else "POST"),
         url=where,
@@ -141,7 +141,7 @@ def _header(text: str) -> tuple[str, str]:
     if not colon or not _TOKEN.fullmatch(name):
         raise ConfigError(f"-H {text!r}: not a header, which is NAME: VALUE")
     if not _VALUE.fullmatch(value):
-        raise ConfigError(f"-H {text!r}: has more than the printable characters of ASCII")
+        raise ConfigError(f"-H {text!r}: only printable ASCII characters are allowed")
     return name, value
 
 

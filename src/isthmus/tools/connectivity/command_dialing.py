@@ -1,4 +1,4 @@
-"""What ``isthmus dial`` and ``isthmus curl`` share: the choice of a network, told with -v."""
+"""Shared by ``isthmus dial`` and ``isthmus curl``: choose a network, and report it with -v."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _F = TypeVar("_F", bound=Callable[..., object])
 
 
 def way_options(*, whose: str, until: str) -> Callable[[_F], _F]:
-    """Give a command the options that choose a way, and say how long and how loudly."""
+    """Add the options for the network, the timeout and -v to a command."""
     options = (
         click.option(
             "--config",
@@ -62,16 +62,16 @@ def way_options(*, whose: str, until: str) -> Callable[[_F], _F]:
 
 
 def _number(ctx: click.Context, param: click.Parameter, value: float) -> float:
-    if math.isnan(value):  # which is in every range, as click compares
+    if math.isnan(value):  # click's range check lets nan pass
         raise ConfigError("--timeout: nan is not a number of seconds")
     return value
 
 
 def configuration(path: str | None) -> str:
-    """The file of ``--config``, or of the newest ``isthmus up`` that runs.
+    """The file of ``--config``, or that of the newest running ``isthmus up``.
 
     Raises:
-        ConfigError: neither is there.
+        ConfigError: there is neither.
     """
     from isthmus.tools.up.state import told_connectivity
 
@@ -79,13 +79,13 @@ def configuration(path: str | None) -> str:
     if found is None:
         raise ConfigError(
             "--config is required, because no isthmus up of this user is running;"
-            " start one, or name a file"
+            " start one, or give a file"
         )
     return str(found)
 
 
 def run(work: Coroutine[Any, Any, int]) -> int:
-    """Run it in an event loop; a connection that failed is a sentence and exit code 1."""
+    """Run ``work`` in an event loop; print a failed connection as one line, with exit code 1."""
     import asyncio
 
     import uvloop
@@ -96,7 +96,7 @@ def run(work: Coroutine[Any, Any, int]) -> int:
     except ConfigError:
         raise
     except BrokenPipeError:
-        return FAILED  # nobody reads what we say
+        return FAILED  # the reader of our output has left
     except (IsthmusError, OSError) as exc:
         click.echo(f"isthmus: {_sentence(exc)}", err=True)
         return FAILED
@@ -111,7 +111,7 @@ def _sentence(exc: Exception) -> str:
 
 
 class Teller:
-    """Says on standard error what is done and why, if it was asked to."""
+    """With -v, prints on standard error what the command does and why."""
 
     def __init__(self, verbose: bool) -> None:
         self._verbose = verbose
@@ -125,10 +125,10 @@ class Teller:
 def choose(
     service: ConnectivityService, target: HostPort, network: str | None, tell: Teller
 ) -> NetworkContext:
-    """Choose the network: the one that was named, or the one that names the target.
+    """Choose the network: that of --network, or the one whose destinations list the target.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no such network.
     """
     from isthmus.client import NetworkContext, UnknownNetworkError
 

@@ -1,4 +1,4 @@
-"""``isthmus egress``: where kube-apiserver's requests go with a given configuration."""
+"""``isthmus egress``: explain where a configuration sends kube-apiserver's requests."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def explain(kinds: tuple[str, ...], path: str, destination: str | None, output: 
 
     Without a kind, all of them. The last column is what kube-apiserver itself does with the same
     file: a network that is not configured is dialed directly. A destination is in the network
-    whose cidrs or hosts name it; in a file without any, the kind of request decides, and each
+    whose cidrs or hosts list it; in a file without any, the kind of request decides, and each
     network is shown.
 
     \b

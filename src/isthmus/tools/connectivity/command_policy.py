@@ -1,6 +1,6 @@
-"""``isthmus policy``: what a policy allows, and why, without a server.
+"""``isthmus policy``: test what a policy allows, and why, without a server.
 
-Rules are read and asked by the same code as in the server, imported when a command runs.
+The same code as in the server reads and evaluates the rules; it is imported when a command runs.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ def command() -> None:
 def test(**given: Any) -> int:
     """Show whether a dial would be allowed, and why
 
-    Also which shares of the file it would take from, and its class of traffic. The exit code is 0
-    when it is allowed, 1 when it is denied and 2 when the question is wrong.
+    Also shows which shares of the file the dial would use, and its traffic class. The exit code is
+    0 if the dial is allowed, 1 if it is denied and 2 if a flag or file is wrong.
 
     \b
     Example:
@@ -198,7 +198,7 @@ def _verdicts(
 def _shares(
     policy: Policy, decision: Decision, target: HostPort, who: Identity
 ) -> list[dict[str, Any]]:
-    """The shares that such a dial takes from, and whose pot of each it is."""
+    """The shares that such a dial uses, and whose part of each."""
     from isthmus.dial.rules_policy import Question
     from isthmus.dial.rules_shares import applying
 
@@ -222,7 +222,7 @@ def _shares(
 def _class(
     policy: Policy, decision: Decision, target: HostPort, who: Identity, about: str
 ) -> dict[str, str]:
-    """The class of such a dial, and the rule that says so, if one does."""
+    """The class of such a dial, and the rule that sets it, if any."""
     from isthmus.dial.rules_policy import Question, class_of, deciding
 
     asked = Question(requester=who, network=decision.network, target=target)
@@ -246,7 +246,7 @@ def _print(answer: dict[str, Any]) -> None:
     table.add_row("verdict", Text(word, style=f"bold {colour}"))
     for key in ("why", "rule", "where", "network", "destination", "requester"):
         if answer[key]:
-            table.add_row(key, Text(one_line(answer[key])))  # Text, because it is never markup
+            table.add_row(key, Text(one_line(answer[key])))  # as Text, since it is not markup
     for share in answer.get("shares", ()):
         whose = f"of {share['of'] or 'all together'}"
         table.add_row("share", Text(f"{share['name']}: {_limits(share)}, {whose}"))

@@ -1,6 +1,6 @@
-"""``isthmus resolve``: how a sidecar would find and reach a name, step by step.
+"""``isthmus resolve``: explain step by step how a sidecar resolves and reaches a name.
 
-What it takes to ask is imported when the command runs.
+The resolvers are imported when the command runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from isthmus.dial.rules_name_order import Resolution
 
 FOUND, NOT_FOUND = 0, 1
-#: Cloud APIs are asked for a proxy at this port: NO_PROXY may name one.
+#: The port for which the proxy of a cloud API is looked up: NO_PROXY may name a port.
 HTTPS_PORT = 443
 _SETTINGS: dict[str, type[Any]] = {kind: SIDECARS[kind].settings_class for kind in (SOCKS5, HTTPS)}
 
@@ -44,7 +44,7 @@ def _settings(sidecar: str, given: dict[str, tuple[str, ...]]) -> SidecarSetting
     known = {option.attribute for option in options_of(settings)}
     for option in _declared():
         if given.get(option.attribute) and option.attribute not in known:
-            raise ConfigError(f"--{option.flag} is no flag of the {sidecar} sidecar")
+            raise ConfigError(f"--{option.flag} is not a flag of the {sidecar} sidecar")
     loaded: Any = load(settings, given, os.environ)
     loaded.validate()
     vain = given_in_vain(settings, given)
@@ -102,7 +102,7 @@ async def _resolve(name: str, settings: SidecarSettings, output: str) -> int:
 
 
 def as_json(found: Resolution, proxy: str = "") -> dict[str, Any]:
-    """The answer as a document; ``proxy`` is the one on the way to a cloud API."""
+    """The answer as a document; ``proxy`` is the proxy on the way to a cloud API."""
     document: dict[str, Any] = {
         "name": found.name,
         "steps": [
@@ -148,10 +148,10 @@ def _text(found: Resolution, proxy: str) -> str:
 
 
 class _ResolveCommand(FlagCommand):
-    """A command with flags of its own besides those of the sidecars."""
+    """A command that has its own flags and those of the sidecars."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write its own flags first."""
+        """Write the command's own flags first."""
         flags = {option.attribute for option in self.declared}
         own = [p for p in self.params if isinstance(p, click.Option) and p.name not in flags]
         with formatter.section("Resolving"):
@@ -168,9 +168,9 @@ isthmus resolve ldap.example.com --sidecar=https --kubeconfig=guest.kubeconfig""
     callback=_run,
     help="""Explain how a sidecar resolves and reaches a name
 
-    The flags are those of the sidecar. Each step that is taken is shown, with what came of it, and
-    then what would be dialed, by which way. The exit code is 0 when there is something to dial, 1
-    when the name is not found and 2 when a flag or file is wrong.""",
+    The flags are those of the sidecar. Shows each step with its result, and then what would be
+    dialed, and how. The exit code is 0 if there is an address to dial, 1 if the name is not found
+    and 2 if a flag or file is wrong.""",
 )
 command.params = [
     click.Argument(["name"], metavar="NAME", callback=filled),

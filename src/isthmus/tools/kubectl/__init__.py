@@ -1,5 +1,4 @@
-"""The kubectl plugin's way to programs: pods found by label, admin ports reached by port-forward.
+"""How the kubectl plugin reaches programs: pods by label, admin ports by port-forward.
 
-What is shown of programs is in ``tools/watching`` and ``tools/doctor``; the command line is
-``cli/plugin.py``.
+``tools/watching`` and ``tools/doctor`` show the programs; ``cli/plugin.py`` has the command line.
 """

@@ -1,7 +1,7 @@
-"""The programs of a cluster, for the commands that ask admin ports: who they are and the way there.
+"""The programs of a cluster, for commands that use admin ports: which there are, and the way there.
 
-Asks the API with kubectl itself, which is there, as this is its plugin: whatever credentials and
-flags work for ``kubectl get pods`` work here.
+Queries the API with kubectl itself, which exists, since this is its plugin: the credentials and
+flags that work for ``kubectl get pods`` work here.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from isthmus.client.admin import AdminClient
     from isthmus.tools.doctor.bundle_parts import BundlePart
 
-#: Flags that are handed on to kubectl as they are.
+#: Flags that are passed to kubectl unchanged.
 HANDED_ON = {
     "kubeconfig": "Path to the kubeconfig file",
     "context": "Name of the kubeconfig context",
@@ -38,21 +38,21 @@ HANDED_ON = {
 }
 ALL = "all_namespaces"
 MOST_PODS = 100
-#: The name that certificates of programs are made out to for their own machine.
+#: The name in the certificates of programs for their own machine.
 _OWN_NAME = "localhost"
 _LIST_S = 60.0
 _RIGHTS = "the rights that the plugin needs are in docs/how-to/kubectl.md"
 
 
 class KubectlError(ConfigError):
-    """kubectl failed; the text is what it said, and what to do next."""
+    """kubectl failed; the text is its message, and what to do next."""
 
     exit_code = 1
 
 
 @dataclass(slots=True, kw_only=True)
 class Cluster:
-    """The pods that flags choose; ``chosen`` has the flags, by name."""
+    """The pods that flags select; ``chosen`` has the flags, by name."""
 
     chosen: dict[str, Any] = field(default_factory=dict)
     programs: Collection[str] = ()
@@ -67,7 +67,7 @@ class Cluster:
 
     @property
     def pods(self) -> list[dict[str, Any]]:
-        """The chosen pods, asked for once.
+        """The selected pods, listed once.
 
         Raises:
             KubectlError: they cannot be listed.
@@ -85,20 +85,20 @@ class Cluster:
 
     @property
     def kubectl(self) -> list[str]:
-        """How kubectl is run, with its global flags."""
+        """The kubectl command with its global flags."""
         return kubectl_with(self.chosen)
 
     @property
     def selector(self) -> str:
-        """The label selector: the one given, or whatever has our label."""
+        """The label selector: that of the flags, or every pod with the Isthmus label."""
         return self.chosen.get("selector") or PROGRAM_LABEL
 
     @property
     def ports(self) -> list[PodPort]:
-        """The admin ports to ask.
+        """The admin ports to query.
 
         Raises:
-            KubectlError: pods cannot be listed, or none runs a program that is asked for.
+            KubectlError: pods cannot be listed, or none runs a requested program.
         """
         found = [
             port
@@ -128,10 +128,10 @@ class Cluster:
 
 
 def kubectl_with(chosen: Mapping[str, Any]) -> list[str]:
-    """How kubectl is run, with those of the flags that are handed on.
+    """The kubectl command with the flags that are passed on.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: kubectl is not in PATH.
     """
     path = shutil.which("kubectl")
     if path is None:
@@ -145,10 +145,10 @@ def kubectl_with(chosen: Mapping[str, Any]) -> list[str]:
 
 
 def run_kubectl(argv: Sequence[str]) -> str:
-    """Run kubectl to its end; its output.
+    """Run kubectl until it exits; returns its output.
 
     Raises:
-        KubectlError: it failed, or did not end in time.
+        KubectlError: it failed, or did not exit in time.
     """
     try:
         done = subprocess.run(
@@ -188,7 +188,7 @@ class ClusterFlags(AdminFlags):
         return "--pod"
 
     def clients(self, *, timeout_s: float = 5.0) -> list[AdminClient]:
-        """A client for each program, servers first; one that cannot be reached says so when asked.
+        """A client for each program, servers first; an unreachable program is an error on use.
 
         Raises:
             ConfigError: a file cannot be used, or there are no programs.
@@ -197,8 +197,8 @@ class ClusterFlags(AdminFlags):
             self.client(
                 f"{'https' if port.https else 'http'}://{_OWN_NAME}:{port.port}",
                 timeout_s=timeout_s,
-                # Anybody may label a pod. Who makes pods in a namespace can read its Secrets
-                # anyway; beyond that one only a certificate shows whose pod it is.
+                # The label proves nothing. A user who creates pods in a namespace can read its
+                # Secrets anyway; in other namespaces only a certificate proves whose pod it is.
                 token=port.https or not self.cluster.chosen.get(ALL),
                 reach=self.cluster.forwards().reach(port),
             )

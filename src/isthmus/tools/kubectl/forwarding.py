@@ -1,8 +1,8 @@
-"""Port-forwards to pods: ``kubectl port-forward`` children, few at a time, opened when needed.
+"""Port-forwards to pods: a few ``kubectl port-forward`` children, started when needed.
 
-kubectl and not a client of our own: it knows every kubeconfig, credential plugin and version of the
-protocol, and is there, as this is its plugin. A child listens on loopback at a port that the kernel
-chooses; the longest unused one makes room for another.
+kubectl rather than our own client: it knows every kubeconfig, credential plugin and version of the
+protocol, and exists, since this is its plugin. A child listens on loopback at a port that the
+kernel chooses; the least recently used child is ended to make room for another.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from isthmus.tools.kubectl.rules_pods import PodPort
 #: A child takes about 50 MB.
 MOST_OPEN = 16
 OPEN_S = 15.0
-#: A child tells a moment after it closed a connection why it did.
+#: A child reports why it closed a connection a moment after it did.
 _COMPLAINT_S = 1.0
 _KEPT_FAILURE_S = 5.0
 _END_S = 5.0
@@ -36,7 +36,7 @@ _NO_COMPLAINT = ("Handling connection for ", "Forwarding from ")
 
 @dataclass(slots=True, kw_only=True)
 class _Child:
-    """A kubectl for one port, where it listens, its complaint, and how many use it."""
+    """A kubectl for one port: where it listens, its error, and how many connections use it."""
 
     process: subprocess.Popen[str]
     of: int
@@ -47,7 +47,7 @@ class _Child:
     complained: threading.Event = field(default_factory=threading.Event)
 
     def read(self) -> None:
-        """Read what it says until it ends."""
+        """Read its output until it exits."""
         assert self.process.stdout is not None
         with self.process.stdout as said:
             for line in said:
@@ -56,14 +56,14 @@ class _Child:
                     self.port = int(found[1])
                     self.listens.set()
                 elif not line.startswith(_NO_COMPLAINT):
-                    # Older ones live on after a failure; newer ones say what follows from it, too.
+                    # Older versions go on after a failure; newer ones also report its consequences.
                     self.complaint = self.complaint or explained(line.strip(), self.of)
                     self.complained.set()
         self.listens.set()
         self.complained.set()
 
     def end(self) -> None:
-        """End it and wait for its end."""
+        """End it and wait until it has exited."""
         self.process.terminate()
         try:
             self.process.wait(_END_S)
@@ -73,7 +73,7 @@ class _Child:
 
 
 class Forwards:
-    """All port-forwards of a command; ``kubectl`` is how it is run, with its global flags."""
+    """All port-forwards of a command; ``kubectl`` is the command with its global flags."""
 
     def __init__(
         self, kubectl: Sequence[str], *, most_open: int = MOST_OPEN, open_s: float = OPEN_S
@@ -82,7 +82,7 @@ class Forwards:
         self._most_open = most_open
         self._open_s = open_s
         self._changed = threading.Condition()
-        #: The least recently used one is first.
+        #: The least recently used child is first.
         self._children: dict[PodPort, _Child] = {}
         self._failed: dict[PodPort, tuple[float, str]] = {}
 
@@ -101,7 +101,7 @@ class Forwards:
         """Connect to a port in a pod; ``release`` follows.
 
         Raises:
-            OSError: it cannot be reached; the text says why.
+            OSError: the port cannot be reached; the text is the reason.
         """
         if to.trouble:
             raise OSError(to.trouble)
@@ -120,14 +120,14 @@ class Forwards:
             raise
 
     def release(self, to: PodPort) -> None:
-        """Say that a connection is closed: its child may make room for another."""
+        """Report that a connection is closed: its child may be ended to make room."""
         with self._changed:
             if to in self._children:
                 self._children[to].users -= 1
             self._changed.notify_all()
 
     def complaint(self, to: PodPort) -> str:
-        """Why a connection failed, as kubectl says; empty if it does not say."""
+        """kubectl's reason for a failed connection; empty if it gives none."""
         with self._changed:
             child = self._children.get(to)
         if child is None:
@@ -143,7 +143,7 @@ class Forwards:
                 raise OSError(why)
             child = self._children.pop(to, None)
             if child is not None and child.process.poll() is not None and not child.users:
-                child = None  # it ends when the pod goes, or after a connection that failed
+                child = None  # it exits when the pod ends, or after a failed connection
             while child is None and len(self._children) >= self._most_open:
                 if not self._evict() and not self._changed.wait(due - time.monotonic()):
                     raise OSError(f"no port-forward became free within {self._open_s:g} s")
@@ -220,7 +220,7 @@ class PodReach:
 
 
 def explained(line: str, port: int) -> str:
-    """What kubectl says, without what is for its developers."""
+    """kubectl's message, without the parts for its developers."""
     if "connection refused" in line:
         return f"nothing listens on port {port} in the pod (connection refused)"
     text = _KLOG.sub("", line).removeprefix("error: ")

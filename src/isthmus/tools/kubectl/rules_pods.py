@@ -1,7 +1,7 @@
-"""Which pods run Isthmus programs, and where their admin ports are: read out of a list of pods.
+"""Find Isthmus programs and their admin ports in a list of pods.
 
-Pure. A program is known by the command line of its container, so that a selector may find pods
-that carry no label of ours.
+Pure. The command line of its container identifies a program, so that a selector may find pods
+without the Isthmus label.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from isthmus.frame.program import Program
 from isthmus.programs import program_named, programs
 from isthmus.settings.options import options_of
 
-#: What our image calls programs for manifests that were written for konnectivity.
+#: Names of programs in our image for manifests that were written for konnectivity.
 _OTHER_NAMES = {"proxy-server": "server", "proxy-agent": "agent"}
 _ISTHMUS = "isthmus"
 _CERT = "admin_cert"
@@ -33,7 +33,7 @@ class PodPort:
 
     @property
     def address(self) -> str:
-        """How people and other programs name it."""
+        """The name for people and other programs."""
         return f"{self.pod}.{self.namespace}:{self.port}"
 
 
@@ -71,19 +71,19 @@ def _command_line(words: Sequence[str]) -> tuple[Program | None, Sequence[str]]:
             return program_named(_OTHER_NAMES[name]), words[place + 1 :]
         if name == _ISTHMUS and place + 1 < len(words):
             return program_named(words[place + 1]), words[place + 2 :]
-    # The image starts isthmus by itself.
+    # The entry point of the image is isthmus.
     return (program_named(words[0]), words[1:]) if words else (None, ())
 
 
 def _port(program: Program, flags: Sequence[str]) -> int:
-    # The agent's has the name that konnectivity gave it.
+    # The agent's flag has konnectivity's name.
     texts = (_value(program, name, flags) for name in ("admin_port", "admin_server_port"))
     text = next(filter(None, texts), "")
     return int(text) if text.isdecimal() else program.admin_port
 
 
 def _value(program: Program, attribute: str, flags: Sequence[str]) -> str:
-    """The last value that the flags give this setting; empty if they give none."""
+    """The last value of this setting in the flags; empty without one."""
     names = [
         f"--{name}"
         for option in options_of(program.settings_class)
@@ -99,7 +99,7 @@ def _value(program: Program, attribute: str, flags: Sequence[str]) -> str:
 
 
 def _trouble(status: dict[str, Any], container: str) -> str:
-    """Why nothing can answer in this container; empty if it runs, as far as is known."""
+    """Why the container cannot answer; empty if it runs, as far as is known."""
     states = (status.get(key) or () for key in ("initContainerStatuses", "containerStatuses"))
     for each in (one for listed in states for one in listed):
         state = each.get("state") or {}
@@ -120,7 +120,7 @@ def _condition(status: dict[str, Any]) -> str:
 
 
 def described(pods: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The pods as a support bundle has them: no environment, arguments or annotations."""
+    """The pods for a support bundle: without environment, arguments and annotations."""
     return [_description(pod) for pod in pods]
 
 

@@ -140,8 +140,8 @@ def revoke(files: tuple[str, ...], directory: str | None, days: int) -> None:
     """Revoke certificates by signing a new revocation list
 
     Servers and agents that follow the list (--cluster-crl-file, --server-crl-file, --crl-file)
-    refuse these certificates from then on, and cut what is open. Without FILE the lists are only
-    made anew, for another while.
+    refuse these certificates from then on, and close their open connections. Without FILE the
+    lists are only renewed.
 
     \b
     Example:
@@ -166,7 +166,7 @@ def revoke(files: tuple[str, ...], directory: str | None, days: int) -> None:
 def show(paths: tuple[str, ...], output: str) -> None:
     """Show certificates, their dates and whether their keys match
 
-    Without a path, those of the current directory.
+    Without a path it shows those of the current directory.
 
     \b
     Example:
@@ -192,7 +192,7 @@ def _print_table(infos: Sequence[CertificateInfo]) -> None:
     for column in table.columns:
         column.overflow = "fold"  # paths and names keep their end
     for info in infos:
-        # Text, because what a certificate says is never markup.
+        # Text, because the content of a certificate is never markup.
         table.add_row(
             Text(info.path.name if one_directory else str(info.path)),
             Text(f"{one_line(info.subject)}\n{one_line(info.issuer)}"),

@@ -1,12 +1,12 @@
-"""Makes the certificates of a small private PKI, and takes them back: CAs, leaves, CRLs.
+"""Creates and revokes the certificates of a small private PKI: CAs, leaves, CRLs.
 
-One CA signs for servers and agents, the other for clients: an agent's certificate is none of a
-client. As its organization each leaf says what it is for (settings/rules_roles.py). A directory
-from before has one CA, which then signs all.
+One CA signs for servers and agents, the other for clients: an agent's certificate is not valid for
+a client. The organization of each leaf is its role (settings/rules_roles.py). A directory made by
+an older version has one CA, which then signs all.
 
-For trying Isthmus out and for clusters without a certificate authority of their own. Whether files
-are fit for a running server is net/certificates.py, what servers and agents do with a CRL is
-net/revocation.py, describing certificates is show.py, and the command is command.py.
+For trying Isthmus out and for clusters without a certificate authority of their own.
+net/certificates.py checks files for a running server, net/revocation.py applies a CRL in servers
+and agents, show.py describes certificates, and command.py has the command.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ DEFAULT_DAYS = 365
 MAX_DAYS = 36_500
 CA_DAYS = 3_650
 
-# Clocks differ: a certificate made a moment ago has to be valid on the other machine too.
+# Clocks differ: a new certificate has to be valid at once on the other machine too.
 _CLOCK_SKEW = timedelta(minutes=5)
 _LABEL = r"(?!-)[a-z0-9-]{1,63}(?<!-)"
 _DNS_NAME = re.compile(rf"(\*\.)?{_LABEL}(\.{_LABEL})*", re.IGNORECASE)
@@ -54,7 +54,7 @@ class PkiFiles:
     """Where the files of one PKI directory are.
 
     ``ca`` signs for servers and agents, ``client_ca`` for clients; in a directory that has one CA
-    they are the same. ``relay`` is there only if it was asked for.
+    they are the same. ``relay`` exists only on request.
     """
 
     directory: Path
@@ -73,7 +73,7 @@ class PkiFiles:
 
     @classmethod
     def in_directory(cls, directory: str | os.PathLike[str]) -> PkiFiles:
-        """Name the files of a directory; none has to exist."""
+        """The paths of a directory's files; none has to exist."""
         base = Path(directory)
         one = (base / "ca.crt").exists() and not (base / f"{CLIENT_CA}.crt").exists()
         return cls._named(base, "ca" if one else CLIENT_CA)
@@ -126,7 +126,7 @@ class _NewFile(NamedTuple):
 class OtherNames:
     """DNS names and IP addresses in certificates other than the server's.
 
-    With ``relay`` there is one more certificate, which servers show to other servers.
+    ``relay`` adds a certificate that servers show to other servers.
     """
 
     agent: Sequence[str] = ()
@@ -146,8 +146,8 @@ def init(
 ) -> PkiFiles:
     """Create CAs and certificates for server, agent and client, valid for ``days``.
 
-    A server without any name is localhost; with ``one_ca`` one CA signs for clients, too. Files
-    that exist are replaced only with ``force``; everything is checked before anything is written.
+    A server without any name is localhost; with ``one_ca`` one CA signs for clients, too. Existing
+    files are replaced only with ``force``; everything is checked before anything is written.
 
     Raises:
         ConfigError: a name or a file is wrong, or a file exists.
@@ -172,7 +172,7 @@ def renew(
     force: bool = False,
     now: datetime | None = None,
 ) -> PkiFiles:
-    """Make certificates by the CAs of the directory, as ``init``; none outlives its CA.
+    """Sign certificates with the CAs of the directory, like ``init``; none outlives its CA.
 
     Raises:
         ConfigError: a name or a file is wrong, or a file exists.
@@ -208,7 +208,7 @@ def _signed(
     now: datetime,
     days: int,
 ) -> list[_NewFile]:
-    """The files of the leaves; ``authorities`` are by the names of their files."""
+    """The files of the leaves; the keys of ``authorities`` are the names of their files."""
     new: list[_NewFile] = []
     for leaf in leaves:
         authority = authorities[files.client_ca_cert.stem if leaf.role is Role.CLIENT else "ca"]
@@ -223,7 +223,7 @@ def _general_names(names: Iterable[str]) -> list[x509.GeneralName]:
 def _general_name(name: str) -> x509.GeneralName:
     with suppress(ValueError):
         address = ip_address(name)
-        if "%" not in name:  # a zone means nothing on another machine
+        if "%" not in name:  # a zone has no meaning on another machine
             return x509.IPAddress(address)
     last_label = name.rpartition(".")[2]
     if len(name) > _MAX_NAME_CHARS or last_label.isdigit() or not _DNS_NAME.fullmatch(name):
@@ -276,7 +276,7 @@ def _issue(leaf: _Leaf, authority: Signed, now: datetime, days: int) -> Signed:
 
 
 def authority_key_id(authority: Signed) -> x509.AuthorityKeyIdentifier:
-    """Name the key of a CA, as what it signs does (RFC 5280 §4.2.1.1)."""
+    """The identifier of a CA's key, which its certificates repeat (RFC 5280 §4.2.1.1)."""
     kind = x509.AuthorityKeyIdentifier
     try:
         known = authority.certificate.extensions.get_extension_for_class(x509.SubjectKeyIdentifier)
@@ -322,7 +322,7 @@ def read_authority(cert: Path, key_file: Path, now: datetime) -> Signed:
     """Read a CA of a directory, with its key.
 
     Raises:
-        ConfigError: a file is missing or wrong, or the CA is none or has expired.
+        ConfigError: a file is missing or wrong, or the certificate is not a CA or has expired.
     """
     certificate = read_certificate(cert)
     try:
@@ -373,7 +373,7 @@ def read_file(path: Path) -> bytes:
 
 
 def replace_file(path: Path, content: bytes, mode: int) -> None:
-    """Write a file by rename: a reader sees the old one or the new one, never half.
+    """Write a file by rename: a reader sees the old or the new content, never a part of it.
 
     Raises:
         ConfigError: it cannot be written.
@@ -393,7 +393,7 @@ def _pair(directory: Path, kind: str, signed: Signed) -> list[_NewFile]:
 
 
 def _write(directory: Path, new: Sequence[_NewFile], *, force: bool) -> None:
-    """Write all of the files or, as far as the disk lets us, none.
+    """Write all of the files or, as far as the disk permits, none.
 
     Raises:
         ConfigError: the directory or a file cannot be written.
@@ -404,7 +404,7 @@ def _write(directory: Path, new: Sequence[_NewFile], *, force: bool) -> None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         moves = []
         for file in new:
-            # Replacing goes by rename: a reader sees the old file or the new one, never half.
+            # Replace by rename: a reader sees the old file or the new one, never a part of it.
             suffix = f".{secrets.token_hex(4)}.tmp" if force else ""
             path = file.path.with_name(file.path.name + suffix)
             _create(path, file, written)
@@ -437,7 +437,7 @@ LIST_DAYS = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revoked:
-    """What was written: where, whom it names now, and until when another list is due."""
+    """The list that was written: its path, whom it names, and when the next list is due."""
 
     path: Path
     added: tuple[str, ...]
@@ -452,7 +452,7 @@ def revoke(
     days: int = LIST_DAYS,
     now: datetime | None = None,
 ) -> Revoked:
-    """As ``revoke_all``, of certificates that one CA signed; without any, its list of ``ca``."""
+    """Like ``revoke_all``, for certificates of one CA; without any, rewrite the list of ``ca``."""
     return revoke_all(certificates, directory=directory, days=days, now=now)[0]
 
 
@@ -463,13 +463,13 @@ def revoke_all(
     days: int = LIST_DAYS,
     now: datetime | None = None,
 ) -> tuple[Revoked, ...]:
-    """Add certificates to the lists of the CAs in ``directory`` that signed them, signed anew.
+    """Add certificates to the lists of the CAs in ``directory`` that signed them.
 
-    A list is beside its CA: ``ca.crl``, ``client-ca.crl``. What is in it stays there; without any
-    certificate every list is only made anew, for ``days``.
+    A list is beside its CA: ``ca.crl``, ``client-ca.crl``. It keeps its entries and is signed
+    again; without any certificate every list is only renewed, for ``days``.
 
     Raises:
-        ConfigError: a file cannot be read, or a certificate is of none of these CAs.
+        ConfigError: a file cannot be read, or none of these CAs signed a certificate.
     """
     if not 0 < days <= MAX_DAYS:
         raise ConfigError(f"days must be between 1 and {MAX_DAYS}, not {days}")
@@ -520,7 +520,7 @@ def _sign(
 def _signer(
     path: Path, certificate: x509.Certificate, authorities: Mapping[Path, x509.Certificate]
 ) -> Path:
-    """Which of the authorities signed it, by their files."""
+    """The authority that signed the certificate, by its file."""
     for cert, authority in authorities.items():
         with suppress(ValueError, TypeError, InvalidSignature):
             certificate.verify_directly_issued_by(authority)
@@ -530,7 +530,7 @@ def _signer(
 
 
 def _read_list(path: Path, authority: x509.Certificate) -> tuple[int, dict[int, datetime]]:
-    """The number of the list that is there, and whom it names since when."""
+    """The number of the existing list, and its revoked certificates with their dates."""
     if not path.exists():
         return 0, {}
     try:

@@ -1,6 +1,6 @@
-"""Describes certificate files for people and programs; nothing here is secret or changes a file.
+"""Describes certificate files for people and programs; shows no secret and changes no file.
 
-Making certificates is making.py.
+making.py creates certificates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _USAGES = {
 
 
 class KeyState(Enum):
-    """What is known of the private key that belongs to a certificate."""
+    """What is known about the private key of a certificate."""
 
     MATCHES = "matches"
     DIFFERS = "does not match"
@@ -40,7 +40,7 @@ class KeyState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CertificateInfo:
-    """One certificate of a file. ``days_left`` is negative once it expired."""
+    """One certificate of a file. ``days_left`` is negative after it has expired."""
 
     path: Path
     subject: str
@@ -55,7 +55,7 @@ class CertificateInfo:
     key: KeyState
 
     def to_json(self) -> dict[str, object]:
-        """Return it as JSON takes it."""
+        """The certificate as a JSON object."""
         return {
             "path": str(self.path),
             "subject": self.subject,
@@ -102,7 +102,7 @@ def _in_file(path: Path, content: bytes, now: datetime) -> list[CertificateInfo]
         return []
     try:
         certificates = x509.load_pem_x509_certificates(content)
-        # The key belongs to the first; what follows is its chain, or a bundle of CAs.
+        # The key belongs to the first; the others are its chain, or a bundle of CAs.
         keys = [_key_state(path, content, certificates[0])]
         keys += [KeyState.MISSING] * (len(certificates) - 1)
         return [_describe(path, *pair, now) for pair in zip(certificates, keys, strict=True)]
@@ -130,7 +130,7 @@ def _describe(
 
 
 def names_of(certificate: x509.Certificate) -> tuple[str, ...]:
-    """Its subject alternative names."""
+    """The subject alternative names of the certificate."""
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except x509.ExtensionNotFound:

@@ -1,4 +1,4 @@
-"""``isthmus up``: everything at once, to try it out. The work is in running.py and lab/demo.py."""
+"""``isthmus up``: a whole Isthmus to try out. The work is in running.py and lab/demo.py."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def command(namespaces: bool, once: bool, show_curl: bool, v: int) -> int:
     except LinkError as exc:
         raise click.ClickException(str(exc)) from exc
     except BrokenPipeError:
-        # Nobody reads what we print, as after `isthmus up | head -1`: not worth a traceback, nor
-        # the one that Python would print when it flushes at the end.
+        # The reader of our output has left, as after `isthmus up | head -1`: print no traceback,
+        # and prevent the one that Python would print when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

@@ -1,4 +1,4 @@
-"""The demo target of ``isthmus up``, a page on the far side, and a visit to it by the tunnel."""
+"""The demo target of ``isthmus up``, a page on the far side, and a request for it by the tunnel."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from isthmus.tools.pki.making import PkiFiles
 from isthmus.values import HostPort
 
 NAME = "demo.internal"
-PORT = 80  # of the name: the agent knows that the target listens on another
+PORT = 80  # of the name; the agent maps it to the port where the target listens
 _MAX_PAGE_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """What became of one attempt to reach the target."""
+    """The result of one attempt to reach the target."""
 
     worked: bool
     said: str
@@ -43,7 +43,7 @@ async def serve(*, host: str, port: int, agent_id: str) -> ports.Port:
 
 
 def page(asked_for: str, agent_id: str) -> str:
-    """Say which way the request came, as far as the target can know it."""
+    """Answer with the way that the request took, as far as the target can know it."""
     if asked_for.partition(":")[0].lower().removesuffix(".") == NAME:
         return (
             f"Hello from the far side: you reached {NAME} through agent {agent_id}.\n"
@@ -89,5 +89,5 @@ def _ask(tls: ssl.SSLSocket, target: HostPort) -> Visit:
 
 
 def reason(error: Exception) -> str:
-    """Say an error in the words of the system, without its number."""
+    """The system's text for an error, without its number."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__

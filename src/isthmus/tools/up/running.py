@@ -1,7 +1,7 @@
-"""``isthmus up``: a server, an agent and a demo target in one process, nothing to configure.
+"""``isthmus up``: a server, an agent and a demo target in one process, without configuration.
 
-Everything listens on loopback and lives in a directory that is gone afterwards. The kind with a
-firewall in between is lab/demo.py.
+Everything listens on loopback and lives in a directory that is removed at the end. lab/demo.py has
+the variant with a firewall in between.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from isthmus.values import HostPort
 
 Say = Callable[[str], None]
 
-SERVER_ID = "near-side"  # a random one is half of a line of isthmus tunnels
+SERVER_ID = "near-side"  # a random ID takes half a line of isthmus tunnels
 AGENT_ID = "far-side"
 LOOPBACK = "127.0.0.1"
 LINK_TIMEOUT_S = 10.0
@@ -110,8 +110,8 @@ def _server_settings(directory: Path, files: PkiFiles) -> ServerSettings:
     uds = str(directory / "server.sock")
     settings = ServerSettings(
         server_id=SERVER_ID,
-        mode=(HTTP_CONNECT,),  # what curl speaks
-        # The socket is a convenience: a home directory with a long name is no reason to fail.
+        mode=(HTTP_CONNECT,),  # curl speaks HTTP CONNECT
+        # The socket is optional: a home directory with a long name must not be an error.
         uds_name=uds if len(os.fsencode(uds)) <= _MAX_UDS_BYTES else "",
         server_port=0,
         server_bind_address=LOOPBACK,
@@ -157,7 +157,7 @@ async def _wait_linked(door: AgentDoor) -> None:
 
 
 def curl_line(frontend: HostPort, files: PkiFiles, target: HostPort) -> str:
-    """Write the curl command that asks the target through the frontend, to paste into a shell."""
+    """The curl command that requests the target through the frontend, to paste into a shell."""
     return shlex.join([
         "curl", "--noproxy", "", "-p", "-x", f"https://{frontend}",
         "--proxy-cacert", str(files.ca_cert), "--proxy-cert", str(files.client_cert),
@@ -166,7 +166,7 @@ def curl_line(frontend: HostPort, files: PkiFiles, target: HostPort) -> str:
 
 
 def connectivity(up: RunningDemo) -> str:
-    """The configuration by which ``isthmus curl`` and ``isthmus dial`` go through the tunnel."""
+    """The configuration with which ``isthmus curl`` and ``isthmus dial`` use the tunnel."""
     tls = ClientTls(
         ca_bundle=str(up.files.ca_cert),
         client_cert=str(up.files.client_cert),
@@ -178,8 +178,8 @@ def connectivity(up: RunningDemo) -> str:
 
 
 def snapshot_line(admin: HostPort, environment: Mapping[str, str]) -> str:
-    """Write the curl command that shows what the server is doing."""
-    # curl reads these for plain HTTP; a proxy elsewhere has another 127.0.0.1.
+    """The curl command that shows the state of the server."""
+    # curl uses these variables for plain HTTP; on a proxy's host 127.0.0.1 is another machine.
     proxied = any(environment.get(name) for name in ("http_proxy", "all_proxy", "ALL_PROXY"))
     return shlex.join(
         ["curl", *(["--noproxy", "*"] if proxied else []), f"http://{admin}/snapshot"]
@@ -187,8 +187,8 @@ def snapshot_line(admin: HostPort, environment: Mapping[str, str]) -> str:
 
 
 def our_name(environment: Mapping[str, str], typed: str) -> str:
-    """What to type for our command: its name, or as it was ``typed`` if no shell finds it."""
-    # `make run` starts the one of a virtual environment that is in nobody's PATH.
+    """How to call this program: by name, or as ``typed`` if it is not in PATH."""
+    # `make run` starts it from a virtual environment that is not in PATH.
     found = shutil.which("isthmus", path=environment.get("PATH", ""))
     return "isthmus" if found or Path(typed).name != "isthmus" else shlex.quote(typed)
 
@@ -196,7 +196,7 @@ def our_name(environment: Mapping[str, str], typed: str) -> str:
 def lines(
     up: RunningDemo, environment: Mapping[str, str], *, pid: int, name: str, show_curl: bool
 ) -> list[str]:
-    """Write what to tell the user: a header with where to watch, an empty line, three to paste."""
+    """The text for the user: a header with what to watch, an empty line, three lines to paste."""
     ask = f"{name} curl http://{demo.NAME}/"
     return [
         "Isthmus is up: a server, an agent, and a demo target that only the agent can find.",
@@ -218,11 +218,11 @@ async def _run(home: Path, say: Say, *, once: bool, show_curl: bool) -> int:
 
     def on_signal() -> None:
         nonlocal told
-        if not told:  # a second one would interrupt the cleaning up
+        if not told:  # a second signal must not interrupt the cleanup
             told = True
             me.cancel()
 
-    # Before anything is made: from here on a signal means to clean up and leave.
+    # Before anything is created: from here on a signal means clean up and exit.
     for number in stop_signals():
         asyncio.get_running_loop().add_signal_handler(number, on_signal)
     try:
@@ -262,7 +262,7 @@ def main(*, v: int, once: bool, show_curl: bool, say: Say) -> int:
     try:
         return uvloop.run(_run(state_home(os.environ), say, once=once, show_curl=show_curl))
     except BaseExceptionGroup as group:
-        # A task group packs what went wrong in it, also when it is one thing.
+        # A task group wraps even a single exception in a group.
         if len(group.exceptions) > 1:
             raise
         raise group.exceptions[0] from None

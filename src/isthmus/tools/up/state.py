@@ -1,9 +1,9 @@
-"""The directory of one ``isthmus up``: its own while it runs, gone afterwards, swept if it died.
+"""The directory of one ``isthmus up``: removed at its end, or by the next run if it was killed.
 
-It lives under ``$XDG_STATE_HOME/isthmus``, mode 0700. Its ``pid`` file is locked for as long as
-the process lives, however that ends, so a number that another process has by now fools nobody.
-Its ``admin-ports`` say where the terminal tools find what runs in it, and its ``connectivity.yaml``
-how ``isthmus curl`` and ``isthmus dial`` reach the target.
+It lives under ``$XDG_STATE_HOME/isthmus``, mode 0700. The process holds a lock on its ``pid`` file
+until it exits, however that happens, so a reused process number does no harm. ``admin-ports`` tells
+the terminal tools where its programs answer, and ``connectivity.yaml`` tells ``isthmus curl`` and
+``isthmus dial`` how to reach the target.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BEING_MADE_S = 60.0
 
 
 def state_home(environment: Mapping[str, str]) -> Path:
-    """Where Isthmus keeps state of this user, by the XDG base directory specification.
+    """Where Isthmus keeps this user's state, by the XDG base directory specification.
 
     Raises:
         ConfigError: the user has no home directory.
@@ -44,7 +44,7 @@ def state_home(environment: Mapping[str, str]) -> Path:
 
 @contextlib.contextmanager
 def own_directory(home: Path) -> Iterator[Path]:
-    """Make a directory of our own under ``home`` and remove it at the end.
+    """Create a directory for this run under ``home`` and remove it at the end.
 
     Directories of runs that were killed are removed first.
 
@@ -54,7 +54,7 @@ def own_directory(home: Path) -> Iterator[Path]:
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         _remove_stale(home)
-        home.mkdir(mode=0o700, exist_ok=True)  # another run's end may have removed it
+        home.mkdir(mode=0o700, exist_ok=True)  # another run may have removed it at its end
         directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
     except OSError as exc:
         raise ConfigError(f"cannot make a directory in {home}: {exc.strerror or exc}") from exc
@@ -71,7 +71,7 @@ def own_directory(home: Path) -> Iterator[Path]:
 
 
 def tell_admin_ports(directory: Path, ports: Sequence[int]) -> None:
-    """Leave word in the directory of a run where its admin ports are.
+    """Write the admin ports of a run into its directory.
 
     Raises:
         ConfigError: the file cannot be written.
@@ -84,12 +84,12 @@ def tell_admin_ports(directory: Path, ports: Sequence[int]) -> None:
 
 
 def told_admin_ports(environment: Mapping[str, str]) -> list[int]:
-    """The admin ports on 127.0.0.1 of every run of this user that has told them and lives."""
+    """The admin ports on 127.0.0.1 of this user's live runs, as far as they are written."""
     return [port for each in _living(environment) for port in _read_ports(each)]
 
 
 def told_connectivity(environment: Mapping[str, str]) -> Path | None:
-    """The connectivity configuration of this user's newest run that lives, if there is one."""
+    """The connectivity configuration of this user's newest live run, if there is one."""
     files = [each / CONNECTIVITY for each in _living(environment)]
     return max((it for it in files if it.is_file()), key=_modified_at, default=None)
 
@@ -106,14 +106,14 @@ def _modified_at(file: Path) -> float:
     try:
         return file.stat().st_mtime
     except OSError:
-        return 0.0  # gone in this moment
+        return 0.0  # removed just now
 
 
 def _read_ports(directory: Path) -> list[int]:
     try:
         return [int(line) for line in (directory / _ADMIN_PORTS).read_text().split()]
     except (OSError, ValueError):
-        return []  # not told yet, or not ours
+        return []  # not written yet, or another user's
 
 
 def _remove_stale(home: Path) -> None:
@@ -132,7 +132,7 @@ def _is_stale(directory: Path) -> bool:
     except FileNotFoundError:
         pass
     except OSError:
-        return False  # locked, or not ours
+        return False  # locked, or another user's
     try:
         return time.time() - directory.stat().st_mtime > _BEING_MADE_S
     except OSError:

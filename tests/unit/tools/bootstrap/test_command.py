@@ -190,7 +190,7 @@ def test_what_is_wrong_with_files_is_one_sentence(
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ((ADDRESS, "--ca-cert=x"), "who is the kubelet? give --token-file,"),
+        ((ADDRESS, "--ca-cert=x"), "no credentials for the kubelet: give --token-file,"),
         (
             (ADDRESS, "--ca-cert=x", "--token-id=abcdef"),
             "--token-id and --token-secret-file belong",
@@ -222,7 +222,7 @@ def test_what_is_wrong_with_flags_is_one_sentence(
 @pytest.mark.parametrize(
     ("args", "sentence"),
     [
-        ((), "check what? give --bind-address, or --kubeconfig of the kubelet"),
+        ((), "nothing to check: give --bind-address, or --kubeconfig of the kubelet"),
         ((ADDRESS, "--timeout=1"), "--timeout: "),
         ((ADDRESS, "--timeout=0s"), "--timeout must be longer than 0"),
         ((ADDRESS, "--agent-admin=x"), "--agent-admin: no port in 'x'"),
@@ -251,7 +251,7 @@ def test_a_kubeconfig_that_leads_to_a_name(
     }
     path.write_text(json.dumps(content))
     said = refused(capsys, "check", f"--kubeconfig={path}")
-    assert said.endswith("which is no address of an agent: give --bind-address as well")
+    assert said.endswith("which is not an agent's address: give --bind-address as well")
 
 
 # kube-apiserver.
@@ -310,6 +310,6 @@ def test_the_first_of_two_addresses_is_advertised(capsys: pytest.CaptureFixture[
     said = " ".join(line.removeprefix("# ") for line in out.splitlines())
     assert code == 0 and "--advertise-address=10.0.0.1 " in said
     assert "must have 10.0.0.1 and fd00::1 among its names" in said
-    assert "fd00::1 is for kubelets and others who are told of it" in said
+    assert "fd00::1 is for kubelets and other clients that are configured with it" in said
     for wrong in ("--bind-address=,", "--bind-address=10.0.0.1,10.0.0.2"):
         assert "--bind-address" in refused(capsys, "apiserver", wrong, "--target=1:localhost:1")

@@ -184,7 +184,7 @@ def test_converted(line: str, printed: str, capsys: pytest.CaptureFixture[str]) 
         ),
         (
             "convert more.yaml egress.yaml",
-            "the files are of both kinds: say --to connectivity-service or --to egress-selector",
+            "the files are of both kinds: give --to connectivity-service or --to egress-selector",
         ),
         (
             "convert egress.yaml --to connectivity-service --version v1beta1",

@@ -46,11 +46,11 @@ def test_a_cloud_api_is_shown_with_its_proxy(
     [
         ([""], "NAME is empty"),
         (["a b"], "NAME 'a b': not a host name or address: 'a b'"),
-        (["a", "--sidecar=https", "--disable-resolver"], "--disable-resolver is no flag of the"),
-        (["a", "--http-proxy=http://p:1"], "--http-proxy is no flag of the socks5 sidecar"),
-        (["a", "--sidecar=https", "--https-proxy=ftp://p"], "--https-proxy: a proxy is http"),
-        (["a", "--cloud-api-suffix=example.com"], "--cloud-api-suffix example.com needs a dot"),
-        (["a", "--kubeconfig=/nowhere"], "--kubeconfig /nowhere: cannot be read"),
+        (["a", "--sidecar=https", "--disable-resolver"], "--disable-resolver is not a flag of the"),
+        (["a", "--http-proxy=http://p:1"], "--http-proxy is not a flag of the socks5 sidecar"),
+        (["a", "--sidecar=https", "--https-proxy=ftp://p"], "--https-proxy: the scheme of a proxy"),
+        (["a", "--cloud-api-suffix=example.com"], "--cloud-api-suffix example.com needs a leading"),
+        (["a", "--kubeconfig=/nowhere"], "cannot read --kubeconfig /nowhere"),
         (["a", "--sidecar=other"], "invalid value for '--sidecar'"),
     ],
 )
