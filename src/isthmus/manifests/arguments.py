@@ -1,4 +1,5 @@
-"""The command line of a program in a manifest: what was typed, spelled for who starts it."""
+"""The command line of a program in a manifest: the given flags, quoted for the container
+runtime."""
 
 from __future__ import annotations
 
@@ -12,14 +13,14 @@ from isthmus.text.suggestions import nearest
 
 Given = Mapping[str, Sequence[str]]
 
-#: What may be written in the flags of a pod, and the field of the pod that it stands for.
+#: The references allowed in the flags of a pod, and the field of the pod that each stands for.
 REFERENCES: Mapping[str, str] = {
     "NODE_NAME": "spec.nodeName",
     "NODE_IP": "status.hostIP",
     "POD_NAME": "metadata.name",
     "POD_IP": "status.podIP",
 }
-# Of the right kind, so that settings can be checked before a pod is there; RFC 5737, RFC 3849.
+# Valid values, so that settings can be checked before a pod exists; RFC 5737, RFC 3849.
 _EXAMPLES = (
     ("ipv6=$(NODE_IP)", "ipv6=2001:db8::1"),
     ("$(NODE_IP)", "192.0.2.1"),
@@ -33,7 +34,7 @@ _KNOWN = re.compile(rf"\$\(({'|'.join(REFERENCES)})\)|\$")
 
 
 def with_examples(given: Given) -> Given:
-    """What was given, with an example in place of each reference to a field of the pod."""
+    """The given values, with an example in place of each reference to a field of the pod."""
     return {attribute: tuple(map(_example, texts)) for attribute, texts in given.items()}
 
 
@@ -44,7 +45,7 @@ def _example(text: str) -> str:
 
 
 def references(given: Given) -> tuple[str, ...]:
-    """The fields of the pod that are referred to, in the order of REFERENCES."""
+    """The referenced fields of the pod, in the order of REFERENCES."""
     found = {
         name for texts in given.values() for text in texts for name in _REFERENCE.findall(text)
     }
@@ -52,7 +53,7 @@ def references(given: Given) -> tuple[str, ...]:
 
 
 def arguments(declared: Iterable[Option], given: Given) -> list[str]:
-    """What was typed, one ``--flag=text`` each, in the order of the reference page.
+    """The given flags, one ``--flag=text`` each, in the order of the reference page.
 
     Flags that have no effect are left out.
     """
@@ -65,10 +66,11 @@ def arguments(declared: Iterable[Option], given: Given) -> list[str]:
 
 
 def typed_flags(settings: type[Any], texts: Iterable[str], *, where: str) -> Given:
-    """What texts such as ``--flag=value`` say of a program, by attribute; ``where`` they stand.
+    """The values of texts such as ``--flag=value``, by attribute; ``where`` is their place in
+    messages.
 
     Raises:
-        ConfigError: one is none of the program's flags, or has no value.
+        ConfigError: a text is not a flag of the program, or has no value.
     """
     known: dict[str, Option] = {}
     for option in options_of(settings):

@@ -1,6 +1,6 @@
 """Objects around the pods of a workload: rights, Services, budgets and network policies.
 
-Rights are the verbs that our programs use, and no other; a test runs the programs with them.
+Rights are the verbs that Isthmus programs use, and no others; a test runs the programs with them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from isthmus.manifests.template import Computed, Node, When
 from isthmus.text.addresses import cidr
 
 RBAC = "rbac.authorization.k8s.io"
-#: Keeping one's own Lease, counting the others', and removing those that nobody keeps.
+#: Renewing the program's own Lease, counting the others, and removing expired ones.
 SERVER_VERBS = ("get", "list", "watch", "create", "update", "delete")
 #: Counting servers.
 AGENT_VERBS = ("list", "watch")
@@ -23,23 +23,24 @@ _DNS = 53
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadOwner:
-    """Whose objects these are: the name and namespace of a workload, and the labels of it all."""
+    """The owner of objects: the name and namespace of a workload, and the labels of all objects."""
 
     name: str
     namespace: str
 
     @property
     def labels(self) -> dict[str, str]:
-        """As the workload itself has them."""
+        """The metadata of the workload itself."""
         return labels(self.name)
 
     @property
     def selector(self) -> dict[str, str]:
-        """By what its pods are found."""
+        """The labels that select its pods."""
         return {"k8s-app": self.name}
 
     def metadata(self, name: str = "", *, namespace: str | None = None) -> Manifest:
-        """Of an object of this or another name; an empty namespace is for one without."""
+        """The metadata of an object with this or another name; empty for an object without a
+        namespace."""
         where = self.namespace if namespace is None else namespace
         return {
             "name": name or self.name,
@@ -49,27 +50,27 @@ class WorkloadOwner:
 
     @property
     def account(self) -> Manifest:
-        """Its service account, as who gets rights."""
+        """Its service account, as the subject of rights."""
         return {"kind": "ServiceAccount", "name": self.name, "namespace": self.namespace}
 
 
 def labels(name: str) -> dict[str, str]:
-    """Of everything that belongs to a workload."""
+    """The labels of everything that belongs to a workload."""
     return {"app.kubernetes.io/name": name, "k8s-app": name}
 
 
 def user(name: str) -> Manifest:
-    """Somebody who is known by a kubeconfig, as who gets rights."""
+    """The user of a kubeconfig, as the subject of rights."""
     return {"apiGroup": RBAC, "kind": "User", "name": name}
 
 
 def namespace(owner: WorkloadOwner, name: str) -> Manifest:
-    """A namespace for what belongs to a workload."""
+    """A namespace for the objects of a workload."""
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": owner.metadata(name, namespace="")}
 
 
 def service_account(owner: WorkloadOwner) -> Manifest:
-    """An account for pods, whose token is mounted only where a pod asks for it."""
+    """An account for pods, whose token is mounted only if a pod requests it."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
@@ -81,9 +82,9 @@ def service_account(owner: WorkloadOwner) -> Manifest:
 def lease_rights(
     owner: WorkloadOwner, subject: Manifest, *, namespace: str, verbs: Iterable[str]
 ) -> list[Manifest]:
-    """A Role for the Leases of a namespace, and who has it.
+    """A Role for the Leases of a namespace, and its subjects.
 
-    The name has the owner's namespace in it: others may have theirs in the Leases' as well.
+    The name contains the owner's namespace: others may have Roles in the same namespace.
     """
     rule = {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": list(verbs)}
     metadata = owner.metadata(f"{owner.namespace}-{owner.name}-leases", namespace=namespace)
@@ -91,9 +92,9 @@ def lease_rights(
 
 
 def token_rights(owner: WorkloadOwner, subject: Manifest) -> list[Manifest]:
-    """A ClusterRole to ask whose a token is, and who has it.
+    """A ClusterRole to review tokens, and its subjects.
 
-    The name has the namespace in it: there may be another such server in the same cluster.
+    The name contains the namespace: the cluster may have another such server.
     """
     rule = {
         "apiGroups": ["authentication.k8s.io"],
@@ -107,10 +108,10 @@ def token_rights(owner: WorkloadOwner, subject: Manifest) -> list[Manifest]:
 def service_rights(
     owner: WorkloadOwner, subject: Manifest, *, service_cidrs: bool | Computed
 ) -> list[Manifest]:
-    """A ClusterRole to follow Services, their endpoints and Nodes, and who has it.
+    """A ClusterRole to watch Services, their endpoints and Nodes, and its subjects.
 
-    A node proxy asks for its own Node only, but one account is that of every node. Whether it
-    follows ServiceCIDRs may be a condition of a template.
+    A node proxy watches its own Node only, but all nodes share one account. Whether it watches
+    ServiceCIDRs may be a condition of a template.
     """
     watched = [("", "services"), ("", "nodes"), ("discovery.k8s.io", "endpointslices")]
     rules: list[Node] = [_watching(group, resource) for group, resource in watched]
@@ -152,9 +153,9 @@ def service(
     annotations: Mapping[str, str] | None = None,
     selector: Mapping[str, str] | None = None,
 ) -> Manifest:
-    """A Service that leads to ports by the names that the pods give them.
+    """A Service for ports, by their names in the pods.
 
-    ``early``: also to pods that are not ready yet; ``selector``: to somebody else's pods.
+    ``early``: also for pods that are not ready yet; ``selector``: for pods of another workload.
     """
     metadata = owner.metadata(name)
     if annotations:
@@ -183,7 +184,8 @@ def config_map(owner: WorkloadOwner, name: str, data: Mapping[str, Any]) -> Mani
 def pod_monitor(
     owner: WorkloadOwner, *, interval: str, labels: Mapping[Any, Any], more: Mapping[str, Any]
 ) -> Manifest:
-    """What the Prometheus operator reads: where the pods' metrics are, and ``more`` on how."""
+    """A PodMonitor for the Prometheus operator: where the pods' metrics are, and ``more`` on
+    how."""
     metadata = owner.metadata()
     metadata["labels"] = {**labels, **metadata["labels"]}
     return {
@@ -200,14 +202,14 @@ def pod_monitor(
 
 
 def disruption_budget(owner: WorkloadOwner) -> Manifest:
-    """One pod at a time may be sent away, and whichever is not ready anyway at any time."""
+    """One pod at a time may be evicted, and pods that are not ready at any time."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
         "metadata": owner.metadata(),
         "spec": {
             "maxUnavailable": 1,
-            # Else a node whose pod never gets ready could not be drained.
+            # Otherwise a node whose pod never gets ready could not be drained.
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": owner.selector},
         },
@@ -217,7 +219,7 @@ def disruption_budget(owner: WorkloadOwner) -> Manifest:
 def network_policy(
     owner: WorkloadOwner, ingress: Sequence[Manifest], egress: Sequence[Manifest] | None = None
 ) -> Manifest:
-    """What may come in; and what may go out, or None for everything."""
+    """The allowed ingress; and the allowed egress, or None for all."""
     spec: Manifest = {
         "podSelector": {"matchLabels": owner.selector},
         "policyTypes": ["Ingress"],
@@ -240,7 +242,7 @@ def to_ports(*ports: int | str) -> Manifest:
 
 
 def from_networks(cidrs: Iterable[str], *ports: int | str) -> Manifest:
-    """A rule: these ports, from these networks, or from anywhere where there are none."""
+    """A rule: these ports, from these networks, or from anywhere if there are none."""
     found = blocks(cidrs)
     return {**({"from": found} if found else {}), **to_ports(*ports)}
 
@@ -256,7 +258,7 @@ def blocks(cidrs: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def in_namespace(name: str) -> dict[str, Any]:
-    """A peer of a rule: the pods of a namespace, by the label that every one has."""
+    """A peer of a rule: the pods of a namespace, by the label that every namespace has."""
     return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
 
 

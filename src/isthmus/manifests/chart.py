@@ -1,8 +1,8 @@
 """The files of the Helm chart: Chart.yaml, values, schema, reference, and the templates.
 
-Everything follows from declarations: the values and the trees of installation.py, which has those
-of every program. The files are kept in deploy/helm/isthmus, and a test fails when they are not what
-this would write. NOTES.txt alone is written by hand.
+Everything is generated from declarations: the values and the trees of installation.py, which has
+those of every program. The files are in deploy/helm/isthmus, and a test fails when they differ from
+the generated text. Only NOTES.txt is written by hand.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from isthmus.manifests.installation import TEMPLATE as INSTALLATION
 from isthmus.manifests.template import MISSING, Computed, Node, Template, Tree, When, hole
 
 NAME = "isthmus"
-#: What the templates use: a preStop that sleeps is known since 1.30.
+#: The templates use a preStop that sleeps, which exists since 1.30.
 KUBERNETES = ">=1.30.0-0"
 _WIDTH = 100
 _TOP = """\
@@ -86,13 +86,13 @@ _TITLES = {"": "Both programs", **{it.name: it.title for it in PARTS}, "monitori
 
 
 def chart_yaml(version: str = __version__) -> str:
-    """Chart.yaml: the version is that of the programs, as Helm reads versions."""
+    """Chart.yaml: the version is that of the programs, in the form that Helm reads."""
     lines = {
         "apiVersion": "v2",
         "name": NAME,
         "description": "Joins a Kubernetes control plane and its cluster across a boundary",
         "type": "application",
-        # Python's 1.2.3rc1 is no semantic version, and Helm refuses the chart.
+        # Python's 1.2.3rc1 is not a semantic version, and Helm would refuse the chart.
         "version": re.sub(r"rc(\d+)$", r"-rc.\1", version),
         "appVersion": json.dumps(version),
         "kubeVersion": json.dumps(KUBERNETES),
@@ -102,7 +102,7 @@ def chart_yaml(version: str = __version__) -> str:
 
 
 def values_yaml() -> str:
-    """values.yaml: every default, and what it is for."""
+    """values.yaml: every default and its purpose."""
     return _TOP + "\n".join(_values(dict(leaves(VALUES)), (), 0)) + "\n"
 
 
@@ -138,7 +138,7 @@ def _comment(text: str, indent: str) -> list[str]:
 
 
 def values_schema() -> str:
-    """values.schema.json: whatever is not declared is refused."""
+    """values.schema.json: undeclared values are refused."""
     root: Tree = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the chart isthmus",
@@ -149,7 +149,7 @@ def values_schema() -> str:
         for part in path[:-1]:
             node = node["properties"].setdefault(part, _mapping())
         node["properties"][path[-1]] = value.schema()
-    # Helm gives this to every chart that is part of another.
+    # Helm sets this for every chart that is part of another.
     root["properties"]["global"] = {"type": "object"}
     return json.dumps(root, indent=2) + "\n"
 
@@ -212,7 +212,7 @@ def templates() -> dict[str, str]:
 
 
 def _labelled(node: Node) -> Node:
-    """An object with what Helm knows of it in its labels."""
+    """An object with Helm's labels."""
     if isinstance(node, When):
         other = node.otherwise
         return When(
@@ -225,7 +225,8 @@ def _labelled(node: Node) -> Node:
 
 
 def _for_notes() -> str:
-    """What NOTES.txt includes: documents for people, and the objects that somebody has to make."""
+    """The parts that NOTES.txt includes: notes for users, and the objects that must be created
+    first."""
     lines: list[str] = []
     for name, document in ((name, each) for it in PARTS for name, each in it.notes.items()):
         lines += [f'{{{{- define "isthmus.{name}" -}}}}', *TEMPLATE.lines(document), "{{- end -}}"]

@@ -1,9 +1,9 @@
-"""What the chart has for one program: how it is declared, and what such declarations share.
+"""The declaration of one program's part of the chart, and what such declarations share.
 
 A program declares a ``ChartPart`` in render_chart.py of its room, which ``Program.chart`` names:
-its values, its objects as trees with holes, what follows from values, and what is refused. All
-parts together are installation.py. Conditions that parts of several programs need are here; each is
-said once for Python and for Helm.
+its values, its objects as trees with holes, computed values, and what is refused. installation.py
+puts all parts together. Conditions that parts of several programs need are here; each is declared
+once for Python and Helm.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TOKEN, CERTIFICATE = "token", "certificate"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NeededObject:
-    """A Secret or ConfigMap that somebody has to make first; ``remark`` is for the notes."""
+    """A Secret or ConfigMap that must be created first; ``remark`` is for the notes."""
 
     holds: Computed
     kind: str
@@ -56,16 +56,17 @@ class NeededObject:
 class ChartPart:
     """What the chart has for one program.
 
-    - ``name``: the first word of its values' paths; ``title``: the heading of their table;
+    - ``name``: the first key of its values' paths; ``title``: the heading of their table;
     - ``values``, and ``sections``: what the groups of values are about, by their paths;
-    - ``files``: its objects by the template that they are in, in the order to make them;
-    - ``there``: whether it is installed; ``watched``: whether a PodMonitor finds its pods, by their
-      port ``health`` and by ``NAME.name`` of the values, and None for pods without such a port;
-    - ``computed``: holes of its trees that are no values;
-    - ``refused``: what neither Helm nor Python takes, and why;
-    - ``needed``: the objects that somebody has to make first;
+    - ``files``: its objects by the template that they are in, in the order to create them;
+    - ``there``: the condition for installing it; ``watched``: whether a PodMonitor finds its pods,
+      by their port ``health`` and by ``NAME.name`` of the values, and None for pods without such a
+      port;
+    - ``computed``: holes of its trees that are not values;
+    - ``refused``: combinations that both Helm and Python refuse, and why;
+    - ``needed``: the objects that must be created first;
     - ``notes``: documents that NOTES.txt of the chart includes as ``isthmus.NAME``;
-    - ``check``: holds values against the flags of the program and of its manifest, in Python alone.
+    - ``check``: checks values against the flags of the program and of its manifest, in Python only.
     """
 
     name: str
@@ -82,7 +83,7 @@ class ChartPart:
     notes: Mapping[str, Tree] = field(default_factory=dict)
 
 
-# What follows from values, by the names of holes.
+# Computed values, by the names of holes.
 
 NAMESPACE, IMAGE, LEASES_IN = hole("namespace"), hole("image"), hole("leaseNamespace")
 PULL = hole("image.pullPolicy")
@@ -93,7 +94,8 @@ SHARED_NAMESPACE = Computed(
 
 
 def grace(who: str, more: int) -> Computed:
-    """How long a pod may take: what its program has for open tunnels, and some seconds more."""
+    """How long a pod may take to end: the program's time for open tunnels, and some seconds
+    more."""
     path = f"{who}.gracefulShutdownSeconds"
     return Computed(
         lambda chosen: chosen[path] + more, f"add $.Values.{path} {more}", is_number=True
@@ -101,21 +103,21 @@ def grace(who: str, more: int) -> Computed:
 
 
 def joined(path: str) -> Computed:
-    """A list of texts as one, with commas."""
+    """A list of texts joined by commas."""
     return Computed(lambda chosen: ",".join(chosen[path]), f'join "," $.Values.{path}')
 
 
 def image_of(image: Mapping[str, str]) -> str:
-    """The image, with what says which."""
+    """The image, with its tag and digest."""
     tag, digest = image["tag"] or __version__, image["digest"]
     return f"{image['repository']}:{tag}" + (f"@{digest}" if digest else "")
 
 
 def image_values(image: str) -> dict[str, str]:
-    """What the chart's values of an image are; the inverse of ``image_of``."""
+    """The chart's values for an image; the inverse of ``image_of``."""
     named, _, digest = image.partition("@")
     repository, colon, tag = named.rpartition(":")
-    if not colon or "/" in tag:  # a registry's port is no tag
+    if not colon or "/" in tag:  # a registry's port is not a tag
         repository, tag = named, ""
     return {"repository": repository, "tag": tag, "digest": digest}
 
@@ -138,7 +140,7 @@ COMPUTED: Mapping[str, Computed] = {
     ),
 }
 
-# What holds or not, for more programs than one.
+# Conditions for several programs.
 
 BY_TOKEN, BY_CERTIFICATE = is_word("auth.mode", TOKEN), is_word("auth.mode", CERTIFICATE)
 LEASES, COUNTS_LEASES = given("server.leases.enabled"), given("agent.countServerLeases")
@@ -149,19 +151,19 @@ HOSTS = given("agent.servers.hosts")
 IS_DEPLOYMENT, IS_STATIC = is_word("server.kind", "deployment"), is_word("server.kind", "staticPod")
 IN_CLUSTER = HAS_SERVER & ~IS_STATIC
 
-#: Of a pair for TLS, in a Secret.
+#: The files of a TLS pair in a Secret.
 TLS_KEYS = (CERT, KEY)
 _HEALTH = "/etc/isthmus/health"
 
-# What pods are put together from.
+# The parts of pods.
 
 
 def references(
     who: str, known: Mapping[str, Computed], *, own_id: str = "", paths: Sequence[str] = ()
 ) -> list[Node]:
-    """Variables for the fields of the pod that arguments refer to, and one that has its name.
+    """Variables for the fields of the pod that arguments refer to, and one with its name.
 
-    That one, ``own_id``, is for programs of which each pod needs an id of its own.
+    The latter, ``own_id``, is for programs whose pods each need their own id.
     """
     found: list[Node] = []
     for name in REFERENCES:
@@ -176,7 +178,7 @@ def references(
 
 
 def or_usual(path: str, usual: Node) -> When:
-    """What a value says, or else what is usual."""
+    """A value, or the default if it is empty."""
     return When(given(path), Verbatim(path), otherwise=usual)
 
 
@@ -186,7 +188,7 @@ def file_at(path: str) -> FlagFile:
 
 
 def authorities(name: str) -> Volume:
-    """The volume with what both sides trust."""
+    """The volume with the authorities that both sides trust."""
     source = hole("certificates.caConfigMap")
     return volumes.config_map(name, source, {CA: file_at("/etc/isthmus/ca/ca.crt")})
 
@@ -198,7 +200,7 @@ def pair_in(name: str, secret: str, directory: str) -> Volume:
 
 
 def health_value(who: str) -> Value:
-    """By which Secret the health port speaks HTTPS."""
+    """The value for the Secret of the health port's HTTPS."""
     return text_value(
         f"{who}.healthSecret",
         "",
@@ -210,7 +212,7 @@ def health_value(who: str) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class HealthPort:
-    """What follows from the Secret of a program's health port."""
+    """What depends on the Secret of a program's health port."""
 
     who: str
 
@@ -220,12 +222,12 @@ class HealthPort:
 
     @property
     def scheme(self) -> When:
-        """As in a probe."""
+        """The scheme in a probe."""
         return When(self.by_tls, "HTTPS")
 
     @property
     def args(self) -> When:
-        """As on a command line."""
+        """The flags on a command line."""
         flags = [f"--health-cert={_HEALTH}/{CERT}", f"--health-key={_HEALTH}/{KEY}"]
         return When(self.by_tls, flags)
 
@@ -235,13 +237,13 @@ class HealthPort:
 
     @property
     def endpoint(self) -> Manifest:
-        """What a PodMonitor says besides."""
+        """Further fields of a PodMonitor."""
         secret = {"name": hole(f"{self.who}.healthSecret"), "key": CA}
         trust = {"ca": {"secret": secret}, "serverName": hole(f"{self.who}.name")}
         return {"scheme": When(self.by_tls, "https"), "tlsConfig": When(self.by_tls, trust)}
 
     def needed(self, there: Computed) -> list[NeededObject]:
-        """What somebody has to make first; ``there``: there is such a program."""
+        """The objects that must be created first; ``there``: the program is installed."""
         monitored = given("monitoring.podMonitor.enabled")
         name = hole(f"{self.who}.healthSecret")
         return [
@@ -251,7 +253,7 @@ class HealthPort:
 
 
 def more_files(who: str) -> When:
-    """The volume of the Secret that values name besides."""
+    """The volume of the additional Secret that values name."""
     name = f"{who}.extraSecret.name"
     source = {"secret": {"secretName": hole(name), "defaultMode": SECRET_MODE}}
     mount = hole(f"{who}.extraSecret.mountPath")
@@ -264,7 +266,7 @@ def block(path: str) -> Each:
 
 
 def placement(who: str, kind: str) -> Manifest:
-    """Where pods run, as far as it is not in every workload."""
+    """The scheduling of pods, except what every workload has."""
     tolerations = {"tolerations": When(given(f"{who}.tolerations"), Verbatim(f"{who}.tolerations"))}
     pulled = [Each("imagePullSecrets", {"name": hole(ITEM)})]
     return {
@@ -275,7 +277,7 @@ def placement(who: str, kind: str) -> Manifest:
 
 
 def placed(workload: Manifest, who: str) -> Manifest:
-    """A workload with what values say in place of what is usual."""
+    """A workload in which values replace the defaults."""
     spec = workload["spec"]["template"]["spec"]
     for key in ("tolerations", "nodeSelector"):
         if key in spec and not isinstance(spec[key], When):
@@ -292,7 +294,7 @@ def placed(workload: Manifest, who: str) -> Manifest:
 
 
 def pod_metadata(who: str) -> dict[str, Any]:
-    """Further labels and annotations, as arguments of a Pod."""
+    """Additional labels and annotations, as arguments of a Pod."""
     annotations = f"{who}.podAnnotations"
     return {
         "more_labels": {Spread(f"{who}.podLabels"): None},
@@ -301,9 +303,10 @@ def pod_metadata(who: str) -> dict[str, Any]:
 
 
 def check_flags(settings: type[Any], args: Sequence[str], *, where: str) -> None:
-    """Hold a command line against the flags of its program; the program is not in it.
+    """Check a command line, without the program, against the flags of the program.
 
     Raises:
-        ConfigError: one is none of its flags, has no value, or does not go with the others.
+        ConfigError: an argument is not a flag of the program, has no value, or conflicts with
+        others.
     """
     load(settings, with_examples(typed_flags(settings, args, where=where)), {}).validate()

@@ -1,8 +1,8 @@
-"""A value that the chart and ``isthmus manifest all`` can be told: how one is declared and read.
+"""The values of the chart and of ``isthmus manifest all``: how one is declared and read.
 
 A declaration has its path, what it takes, its default and its help. The chart's values.yaml, its
-schema and the reference page follow from that, and so does reading a file of values. Those of a
-program are in its room (render_chart.py), those of all programs in installation.py.
+schema and the reference page are generated from that, and files of values are read by it. The
+values of a program are in its room (render_chart.py), those of all programs in installation.py.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from isthmus.text.located_yaml import Loader, Located, compose, short
 
 Tree = dict[str, Any]
 _MOST = 256
-_GLOBAL = "global"  # Helm hands this to every chart
+_GLOBAL = "global"  # Helm passes this to every chart
 
-#: Patterns of texts: names of workloads and of objects, flags, paths, networks; no reference to a
-#: field of the pod, which a dollar would begin.
+#: Patterns of texts: names of workloads and of objects, flags, paths, networks; no dollar, which
+#: would begin a reference to a field of the pod.
 NAME = "^[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?$"
 OBJECT = "^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 OBJECT_OR_NONE = "^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$"
@@ -32,7 +32,7 @@ CIDR = "^[0-9a-fA-F.:]+/[0-9]{1,3}$"
 
 
 class ValueShape(Enum):
-    """What a value is; the value is the word shown for it."""
+    """The type of a value; the enum's value is the word shown for it."""
 
     TEXT = "text"
     WHOLE = "number"
@@ -60,11 +60,11 @@ class Value:
 
     @property
     def refusal(self) -> str:
-        """A pattern for what may not be there; empty for nothing."""
+        """A pattern for what is not allowed; empty for no pattern."""
         return f"^--({'|'.join(self.refused)})(=|$)" if self.refused else ""
 
     def schema(self) -> Tree:
-        """As in JSON Schema."""
+        """The JSON Schema of the value."""
         text: Tree = {"type": "string", **({"pattern": self.pattern} if self.pattern else {})}
         if self.refused:
             text["not"] = {"pattern": self.refusal}
@@ -82,7 +82,7 @@ class Value:
         return {"description": self.help, **found[self.shape]}
 
     def read(self, node: Located) -> Any:
-        """What a document says; what is wrong is noted there."""
+        """The value in a document; errors are noted in the document."""
         match self.shape:
             case ValueShape.TEXT:
                 return self._text(node)
@@ -115,7 +115,7 @@ class Value:
 
 
 def _to_the_end(pattern: str) -> str:
-    """A pattern of JSON Schema, whose ``$`` is the end, and not a line's end before it."""
+    """A pattern of JSON Schema, whose ``$`` matches only the end of the text."""
     return pattern.removesuffix("$") + r"\Z" if pattern.endswith("$") else pattern
 
 
@@ -136,14 +136,14 @@ def _plain(node: Located) -> Any:
 
 
 def names_of(options: Iterable[Option], *attributes: str) -> tuple[str, ...]:
-    """The flags of these settings, whatever they are called, and aliases."""
+    """The flags of these settings, with all names and aliases."""
     found = [each for each in options if each.attribute in attributes]
     assert len(found) == len(set(attributes)), attributes
     return tuple(sorted({name for each in found for name in (each.flag, *each.aliases)}))
 
 
 def leaves(values: Iterable[Value]) -> Iterator[tuple[tuple[str, ...], Value]]:
-    """Each value by the parts of its path."""
+    """Each value, by the parts of its path."""
     for value in values:
         yield tuple(value.path.split(".")), value
 
@@ -164,10 +164,10 @@ def put(tree: Tree, path: tuple[str, ...], what: Any) -> None:
 
 
 def read(text: str, name: str, values: Iterable[Value]) -> Tree:
-    """What a file of values says, and nothing else; ``name`` is what messages call it.
+    """The content of a file of values, without defaults; ``name`` is its name in messages.
 
     Raises:
-        ConfigError: one line for each thing that is wrong, ``name:line:column: path: what``.
+        ConfigError: one line for each error, ``name:line:column: path: what``.
     """
     root = compose(text, name, expected="values are expected")
     found = _read(root, dict(leaves(values)), top=True)
@@ -189,7 +189,7 @@ def _read(node: Located, known: Mapping[tuple[str, ...], Value], *, top: bool = 
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
-    """One tree over another, as Helm does it: maps by their keys, everything else whole."""
+    """Merge one tree over another, as Helm does: maps by key, everything else whole."""
     found = dict(base)
     for key, what in over.items():
         there = found.get(key)
@@ -225,7 +225,7 @@ def object_value(path: str, help: str) -> Value:
 
 
 def pod_values(who: str, args: str, refused: tuple[str, ...]) -> tuple[Value, ...]:
-    """What the pods of any program can be told."""
+    """The values for the pods of any program."""
     return (
         texts_value(f"{who}.extraArgs", [], args, pattern=FLAG, refused=refused),
         text_value(f"{who}.extraSecret.name", "", "Secret with further files that flags name"),

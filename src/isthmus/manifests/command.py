@@ -1,8 +1,8 @@
-"""``isthmus manifest``: what runs a program on a node or in a pod, as a manifest or a unit.
+"""``isthmus manifest``: manifests and units that run a program on a node or in a pod.
 
 The command of a program is in its room (``Program.manifest``), and reads the program's own flags by
-the same declarations as the program does: a wrong one is told before a node has it. Here are those
-of a whole installation.
+the same declarations as the program does: an invalid flag is an error before a node has it. The
+commands here are those of a whole installation.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def everything(files: tuple[str, ...], namespace: str, image: str | None) -> int
     """Write a whole installation, as the Helm chart does
 
     Server and agents with their rights, Services, budgets and network policies. Secrets and
-    ConfigMaps with certificates are yours; which, is said on standard error.
+    ConfigMaps with certificates are not included; standard error lists those to create.
 
     \b
     Example:

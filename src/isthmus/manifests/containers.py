@@ -1,4 +1,4 @@
-"""What a container is given: as little as it needs, and said so that any policy accepts it."""
+"""Security contexts, variables and probes of containers: minimal rights that any policy accepts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _PROGRAM = "isthmus"
 
 
 def unprivileged(user: int | str) -> dict[str, Any]:
-    """A security context without any capability; what "restricted" pods may have."""
+    """A security context without any capability, which "restricted" allows."""
     return {
         "runAsNonRoot": True,
         "runAsUser": user,
@@ -33,16 +33,17 @@ def unprivileged(user: int | str) -> dict[str, Any]:
 
 
 def unprivileged_anybody() -> dict[str, Any]:
-    """The same for whoever the image or the cluster says: OpenShift gives each namespace users."""
+    """The same for the user of the image or the cluster: OpenShift assigns users to each
+    namespace."""
     found = unprivileged(0)
     del found["runAsUser"], found["runAsGroup"]
     return found
 
 
 def with_capability(*capabilities: str) -> dict[str, Any]:
-    """A security context of root with some capabilities and no other.
+    """A security context of root with only these capabilities.
 
-    Root, because Kubernetes gives capabilities to nobody else: it sets no ambient ones.
+    Root, because Kubernetes gives capabilities to no other user: it sets no ambient ones.
     """
     return {
         "runAsNonRoot": False,
@@ -55,7 +56,7 @@ def with_capability(*capabilities: str) -> dict[str, Any]:
 
 
 def privileged() -> dict[str, Any]:
-    """A security context for what sets the kernel: /proc/sys is read-only for everybody else."""
+    """A security context for changing kernel settings: otherwise /proc/sys is read-only."""
     return {
         "privileged": True,
         "runAsNonRoot": False,
@@ -66,13 +67,13 @@ def privileged() -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodContainer:
-    """A container of the Isthmus image; what is empty is left out of it."""
+    """A container of the Isthmus image; empty fields are left out."""
 
     name: str
     image: str
     args: Sequence[Node]
     security: Mapping[str, Any]
-    #: As from ``fields()`` and ``variables()``.
+    #: From ``fields()`` and ``variables()``.
     env: Sequence[Node] = ()
     volumes: Sequence[Node] = ()
     ports: Mapping[str, int | str] = field(default_factory=dict)
@@ -118,7 +119,7 @@ def variables(values: Mapping[str, str]) -> list[dict[str, Any]]:
 
 
 def going_on(seconds: int) -> dict[str, Any]:
-    """As in a container's ``lifecycle``: nobody is told to end before so many seconds are over."""
+    """A container's ``lifecycle``: the program is told to end only after this many seconds."""
     # No shell in the image; Kubernetes has this since 1.30.
     return {"preStop": {"sleep": {"seconds": seconds}}}
 
@@ -159,9 +160,9 @@ def probes(
 
 
 def resources() -> dict[str, Any]:
-    """What an agent takes, and at most.
+    """The requests and limits of an agent.
 
-    No limit on its CPU: it would make every connection of the node wait.
+    No CPU limit: it would delay every connection of the node.
     """
     return {
         "requests": {"cpu": "50m", "memory": "64Mi"},

@@ -1,6 +1,6 @@
-"""A whole installation for values of the chart; the Helm chart (chart.py) makes the same.
+"""A whole installation for values of the chart; the Helm chart (chart.py) creates the same objects.
 
-Every program's part (``Program.chart``), and what belongs to no program alone: shared values, the
+It has every program's part (``Program.chart``), and what several programs share: values, the
 namespace of the Leases, monitoring.
 """
 
@@ -69,7 +69,7 @@ from isthmus.programs import programs
 from isthmus.text.addresses import cidr
 
 RULES_FILE = "files/isthmus-rules.yaml"
-#: The parts of programs, in the order to make them.
+#: The parts of programs, in the order to create them.
 PARTS: Sequence[ChartPart] = [it.found(it.chart) for it in programs() if it.chart]
 
 _SHARED = (
@@ -119,7 +119,7 @@ _MONITORING = (
     words_value("monitoring.prometheusRule.labels", "Labels that Prometheus looks for"),
 )
 VALUES: tuple[Value, ...] = (*_SHARED, *(each for it in PARTS for each in it.values), *_MONITORING)
-#: What the groups of values are about.
+#: The topics of the groups of values.
 SECTIONS: Mapping[str, str] = {
     "image": "The image of both programs",
     "auth": "How agents prove who they are",
@@ -131,7 +131,7 @@ TEMPLATE = Template(
     numbers=frozenset(value.path for value in VALUES if value.shape is ValueShape.WHOLE),
     computed={**COMPUTED, **{name: each for it in PARTS for name, each in it.computed.items()}},
 )
-#: What neither Helm nor Python takes, and why.
+#: What both Helm and Python refuse, and why.
 REFUSALS: Sequence[tuple[Computed, str]] = [each for it in PARTS for each in it.refused]
 NEEDED: Sequence[NeededObject] = (
     *(each for it in PARTS for each in it.needed),
@@ -151,8 +151,8 @@ NEEDED: Sequence[NeededObject] = (
 
 
 def _lease_namespace() -> Node:
-    """The namespace of the Leases, where one is made and anybody here gets rights in it."""
-    # Whoever may write Leases may write all of a namespace: those of servers have one of their own.
+    """The namespace of the Leases, if it is created and a program gets rights in it."""
+    # The right to write Leases is for all of a namespace: those of servers have their own one.
     kept = HAS_SERVER & LEASES & (IS_STATIC | ~KUBECONFIG)
     owner = WorkloadOwner(name=hole("server.name"), namespace=NAMESPACE)
     wanted = (
@@ -187,7 +187,7 @@ def _monitoring() -> list[Node]:
     return [*found, When(given("monitoring.prometheusRule.enabled"), rule)]
 
 
-#: Everything, by the chart's template that it is in, in the order to make it.
+#: All objects, by the chart's template that has them, in the order to create them.
 FILES: Mapping[str, Sequence[Node]] = {
     "lease-namespace.yaml": [_lease_namespace()],
     **{name: nodes for it in PARTS for name, nodes in it.files.items()},
@@ -196,10 +196,10 @@ FILES: Mapping[str, Sequence[Node]] = {
 
 
 def installation(values: Tree, namespace: str) -> list[Manifest]:
-    """Every object of an installation, in the order to make it.
+    """Every object of an installation, in the order to create them.
 
     Raises:
-        ConfigError: values do not go together.
+        ConfigError: values conflict.
     """
     chosen = Chosen(values=values, namespace=namespace)
     for refused, why in REFUSALS:
@@ -225,7 +225,7 @@ def _with_plain_networks(values: Tree) -> Tree:
 
 
 def needed_objects(values: Tree, namespace: str) -> list[tuple[str, str, Sequence[str]]]:
-    """Kind, name and keys of what somebody has to make first."""
+    """Kind, name and keys of the objects that must be created first."""
     chosen = Chosen(values=values, namespace=namespace)
     return [
         (each.kind, TEMPLATE.fill(each.name, chosen), each.keys)

@@ -1,4 +1,4 @@
-"""What goes around containers: a pod that a node runs by itself, a DaemonSet, a Deployment."""
+"""Workloads around containers: a pod that a node runs by itself, a DaemonSet, a Deployment."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isthmus.manifests.template import Node, mapped
 from isthmus.manifests.volumes import Volume
 
 Manifest = dict[str, Any]
-#: What the priority class system-node-critical stands for. The kubelet looks up no class.
+#: The value of the priority class system-node-critical. The kubelet does not look up classes.
 NODE_CRITICAL = 2_000_001_000
 #: The label of every pod with a program in it; its value is the program's name, or several joined
 #: by underscores. The kubectl plugin finds pods by it.
@@ -21,7 +21,7 @@ CONTROL_PLANE = "node-role.kubernetes.io/control-plane"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pod:
-    """The containers of a pod and what they share; ``extra`` is said in its spec as it is."""
+    """The containers of a pod and what they share; ``extra`` is added to its spec as it is."""
 
     name: str
     namespace: str
@@ -30,19 +30,19 @@ class Pod:
     volumes: Sequence[Node] = ()
     grace_s: int | str = 30
     extra: Mapping[str, Any] = field(default_factory=dict)
-    #: Of the pods, and not of what they belong to.
+    #: Of the pods, not of their workload.
     more_labels: Mapping[Any, Any] = field(default_factory=dict)
     annotations: Node = field(default_factory=dict)
 
     @property
     def labels(self) -> dict[str, str]:
-        """By what the pods are found."""
+        """The labels that select the pods."""
         return {"app.kubernetes.io/name": self.name, "k8s-app": self.name}
 
     @property
     def own_metadata(self) -> Manifest:
         """Labels and annotations of the pods themselves."""
-        # Those that pods are found by come last: nobody else has a say in them.
+        # The labels that select pods come last: nothing may override them.
         own = {**self.labels, **program_label(self.containers)}
         found: Manifest = {"labels": {**self.more_labels, **own}}
         return {**found, "annotations": self.annotations} if self.annotations else found
@@ -52,7 +52,7 @@ class Pod:
         return {"name": self.name, "namespace": self.namespace, "labels": self.labels}
 
     def spec(self) -> Manifest:
-        """As in a Pod, and in a template."""
+        """The spec in a Pod and in a template."""
         found: Manifest = {
             **self.extra,
             "terminationGracePeriodSeconds": self.grace_s,
@@ -63,7 +63,7 @@ class Pod:
         return {key: value for key, value in found.items() if value not in ([], {})}
 
     def template(self) -> Manifest:
-        """As in a workload."""
+        """The template of a workload."""
         return {"metadata": self.own_metadata, "spec": self.spec()}
 
 
@@ -79,7 +79,7 @@ def volume_specs(volumes: Iterable[Node]) -> list[Node]:
 
 
 def static_pod(pod: Pod) -> Manifest:
-    """A pod that the kubelet runs from a file, before it has ever reached kube-apiserver.
+    """A pod that the kubelet runs from a file, even before it has reached kube-apiserver.
 
     Such a pod may refer to no object of the API: the kubelet could not get it, and kube-apiserver
     would refuse the pod's mirror.
@@ -127,13 +127,13 @@ def daemon_set(pod: Pod, *, host_network: bool = True) -> Manifest:
         "tolerations": [{"operator": "Exists"}],
         "nodeSelector": {"kubernetes.io/os": "linux"},
     }
-    # A tenth at a time, as HyperShift does it: one by one would take a large cluster all day.
+    # A tenth at a time, as in HyperShift: one by one would take a day on a large cluster.
     update = {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": "10%"}}
     return _workload("DaemonSet", pod, everywhere, {"updateStrategy": update})
 
 
 def deployment(pod: Pod, *, replicas: int | str) -> Manifest:
-    """Some pods, on different nodes where there are enough."""
+    """Some pods, on different nodes if there are enough."""
     apart = {
         "priorityClassName": "system-cluster-critical",
         "nodeSelector": {"kubernetes.io/os": "linux"},
@@ -162,7 +162,7 @@ def _workload(kind: str, pod: Pod, around: Manifest, more: Manifest) -> Manifest
 
 
 def deployment_patch(name: str, namespace: str, spec: Manifest) -> Manifest:
-    """A patch of the pods of a Deployment; an empty namespace is left to who applies it."""
+    """A patch of the pods of a Deployment; an empty namespace is left to ``kubectl apply``."""
     metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
     return {
         "apiVersion": "apps/v1",

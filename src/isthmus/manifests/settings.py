@@ -1,6 +1,6 @@
-"""What the settings of every ``isthmus manifest PROGRAM`` share: forms, and what names may be.
+"""Shared settings of every ``isthmus manifest PROGRAM``: forms, and checks of names.
 
-Each program has its own in settings_manifest.py of its room; its flags stand beside them.
+Each program has its own ones, and their flags, in settings_manifest.py of its room.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ SYSTEMD = "systemd"
 DAEMON_SET = "daemonset"
 DEPLOYMENT = "deployment"
 PATCH, POD_SPEC = "patch", "pod-spec"
-#: The forms that a node can run before it has ever reached kube-apiserver.
+#: The forms that a node can run before it has reached kube-apiserver.
 EARLY_FORMS = (STATIC_POD, SYSTEMD)
 
-#: As whom programs run in pods, where nothing else is said.
+#: The default user of programs in pods.
 UNPRIVILEGED = 65532
-#: What ``make image`` builds; no registry has it by this name.
+#: The image that ``make image`` builds; no registry has it under this name.
 DEFAULT_IMAGE = f"isthmus:{__version__}"
 _AROUND = "Around the pods"
 
-# What several programs can be told of their manifest.
+# Settings of several programs' manifests.
 FORM = shared("", help="Form of the manifest", flag="as")
 NAMESPACE = shared("kube-system", help="Namespace of the objects", metavar="NAME")
 HOSTED_NAMESPACE = shared("", help="Namespace of the hosted control plane", metavar="NAME")
@@ -47,7 +47,7 @@ UNIT_GROUP = shared(
 )
 CLIENT_SECRET = shared("konnectivity-client", metavar="NAME")
 CA_CONFIG_MAP = shared("konnectivity-ca-bundle", metavar="NAME")
-# RFC 1123 labels, as Kubernetes takes them for names; with room for a suffix of its own.
+# RFC 1123 labels, as Kubernetes requires for names; with room for its suffixes.
 _NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?", re.ASCII)
 _NAMESPACE = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", re.ASCII)
@@ -58,13 +58,13 @@ _AUDIENCE = re.compile(r"[!-~]{1,253}", re.ASCII)
 _LARGEST_ID = 2**31 - 1
 #: For servers in a namespace that is not their own; see ``lease_namespace``.
 LEASE_NAMESPACE = "isthmus-leases"
-#: The audience of konnectivity's own DaemonSet, and the default of no server: it has to be named.
+#: The audience of konnectivity's own DaemonSet; no server has it as default, so it must be named.
 AUDIENCE = "system:konnectivity-server"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AroundSettings:
-    """What a daemonset or deployment comes with; ``check_around()`` says whether it makes sense."""
+    """The objects around a daemonset or deployment; ``check_around()`` validates them."""
 
     GO: ClassVar = OURS
 
@@ -95,7 +95,7 @@ class AroundSettings:
     )
 
     def check_around(self) -> None:
-        """Look at these settings.
+        """Check these settings.
 
         Raises:
             ConfigError: names the flag and says what to do.
@@ -108,48 +108,48 @@ class AroundSettings:
 
 
 def lease_namespace(namespace: str) -> str:
-    """Where servers of a namespace keep their Leases: there, if it is their own.
+    """The namespace for the Leases of a namespace's servers: the same one, if it is their own.
 
-    Whoever may write Leases may write all of a namespace. Those of kube-system say who leads the
-    control plane, and in default anybody's may be.
+    The right to write Leases is for all of a namespace. Leases in kube-system elect the leaders of
+    the control plane, and default may have Leases of any program.
     """
     shared = namespace == "default" or namespace.startswith("kube-")
     return LEASE_NAMESPACE if shared else namespace
 
 
 def check_name(flag: str, text: str) -> None:
-    """Raise ConfigError unless an object of Kubernetes can be called so."""
+    """Raise ConfigError unless it is a name for an object of Kubernetes."""
     _check(_NAME, flag, text, "a name of at most 48 small letters, digits and dashes")
 
 
 def check_namespace(text: str) -> None:
-    """Raise ConfigError unless a namespace can be called so."""
+    """Raise ConfigError unless it is a name for a namespace."""
     what = "a namespace of at most 63 small letters, digits and dashes"
     _check(_NAMESPACE, "namespace", text, what)
 
 
 def check_object(flag: str, text: str) -> None:
-    """Raise ConfigError unless a Secret or ConfigMap can be called so."""
+    """Raise ConfigError unless it is a name for a Secret or ConfigMap."""
     _check(_OBJECT, flag, text, "the name of an object, of small letters, digits, dashes and dots")
 
 
 def check_image(text: str) -> None:
-    """Raise ConfigError unless it can be an image."""
+    """Raise ConfigError unless it is the name of an image."""
     _check(_IMAGE, "image", text, "an image such as isthmus:1.0")
 
 
 def check_executable(text: str) -> None:
-    """Raise ConfigError unless a unit can start it."""
+    """Raise ConfigError unless it is a program that a unit can start."""
     _check(_EXECUTABLE, "executable", text, "an absolute path without spaces")
 
 
 def check_group(text: str) -> None:
-    """Raise ConfigError unless a group can be called so."""
+    """Raise ConfigError unless it is a name for a group."""
     _check(_LINUX_NAME, "unit-group", text, "the name of a group")
 
 
 def check_audience(flag: str, text: str) -> None:
-    """Raise ConfigError unless a token can be for it."""
+    """Raise ConfigError unless it is an audience for a token."""
     _check(_AUDIENCE, flag, text, "an audience, printable and without spaces")
 
 

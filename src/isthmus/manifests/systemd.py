@@ -1,7 +1,7 @@
 """Writing systemd units: quoting, a hardened service, and the socket that listens for it.
 
-Files are read where they are, by a group: credentials of systemd (LoadCredential=) are copies from
-when the unit started, and a certificate that is replaced later would not be picked up.
+Programs read files in place, by a group: credentials of systemd (LoadCredential=) are copied when
+the unit starts, and a certificate that is replaced later would not be picked up.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ Lines = Sequence[tuple[str, str]]
 # systemd.syntax(7), systemd.service(5) "Command lines".
 _PLAIN = re.compile(r"[A-Za-z0-9_@%+=:,./$-]+", re.ASCII)
 
-#: What a program that only opens connections and reads some files does without. The check is
-#: ``systemd-analyze security``.
+#: Restrictions for a program that only opens connections and reads some files. ``systemd-analyze
+#: security`` checks them.
 HARDENING: Lines = (
     ("NoNewPrivileges", "yes"),
     ("CapabilityBoundingSet", ""),
@@ -51,8 +51,9 @@ HARDENING: Lines = (
 
 _CAPABILITIES = frozenset({"CapabilityBoundingSet", "AmbientCapabilities"})
 
-#: How our programs and systemd speak: ready is who serves, and who is not well any more is told to
-#: leave and started again. Not by SIGABRT, the default: a core file would have private keys in it.
+#: How Isthmus programs and systemd communicate: a program that serves reports that it is ready; one
+#: that hangs is ended and started again. Not by SIGABRT, the default: a core file would contain
+#: private keys.
 SUPERVISION: Lines = (
     ("Type", "notify"),
     ("NotifyAccess", "main"),
@@ -62,7 +63,7 @@ SUPERVISION: Lines = (
 
 
 def word(text: str) -> str:
-    """One word of a command line, so that systemd passes on exactly this text."""
+    """Quote one word of a command line, so that systemd passes exactly this text."""
     text = text.replace("%", "%%").replace("$", "$$")
     if _PLAIN.fullmatch(text):
         return text
@@ -71,7 +72,7 @@ def word(text: str) -> str:
 
 
 def command_line(words: Iterable[str]) -> str:
-    """A command line, a flag a line."""
+    """A command line, one flag per line."""
     return " \\\n    ".join(map(word, words))
 
 
@@ -87,16 +88,16 @@ def unit(sections: Mapping[str, Lines], *, comments: Iterable[str] = ()) -> str:
 def socket_unit(
     description: str, listens: Iterable[str], *, group: str, comments: Iterable[str] = ()
 ) -> str:
-    """Write a unit that listens for a service of the same name, while it is started again too.
+    """Write a unit that listens for a service of the same name, even while the service restarts.
 
-    A program of ours finds a socket without a FileDescriptorName= by its address.
+    An Isthmus program finds a socket without a FileDescriptorName= by its address.
     """
     return unit(
         {
             "Unit": [("Description", description)],
             "Socket": [
                 *(("ListenStream", each.replace("%", "%%")) for each in listens),
-                # A directory for a path is made by whoever comes first, systemd.
+                # systemd comes first and creates the directory of a path.
                 ("SocketMode", "0660"),
                 ("SocketGroup", group),
                 ("Backlog", "4096"),
@@ -115,7 +116,7 @@ _HOMES = tuple(map(PurePosixPath, ("/home", "/root", "/run/user")))
 class ServiceUnit:
     """A service that runs one Isthmus program under systemd's supervision, hardened.
 
-    ``files`` are those that it reads, ``seen`` others that have to be visible to it;
+    ``files`` are those that it reads, ``seen`` others that must be visible to it;
     ``capabilities`` are without their prefix. ``commands`` start, reload and clean up.
     """
 
@@ -124,10 +125,10 @@ class ServiceUnit:
     commands: Lines
     files: Sequence[FlagFile]
     seen: Sequence[FlagFile] = ()
-    #: Who it runs as, and the directories that it may write to.
+    #: Its user, and the directories that it may write to.
     user: Lines
     capabilities: Sequence[str] = ()
-    #: Of the hardening, by their keys.
+    #: Changes to the hardening, by key.
     loosened: Mapping[str, str] = field(default_factory=dict)
     before_kubelet: bool = False
     grace_s: int
@@ -139,7 +140,7 @@ class ServiceUnit:
         """Write the unit.
 
         Raises:
-            ConfigError: a file is where a unit cannot see it.
+            ConfigError: a file is in a directory that a unit cannot see.
         """
         self._check_seen()
         at_home = any(each in file.path.parents for file in self.files for each in _HOMES)
@@ -147,7 +148,7 @@ class ServiceUnit:
             {
                 "Unit": [
                     ("Description", self.description),
-                    # Rules that keep other machines out name uplinks, which have to be there.
+                    # Rules that keep other machines out name uplinks, which have to exist.
                     ("Wants", "network-online.target"),
                     ("After", "network-online.target"),
                     *([("Before", "kubelet.service")] if self.before_kubelet else []),

@@ -1,9 +1,9 @@
-"""Trees with holes: what Python fills in for given values, and Helm by a template.
+"""Trees with holes: Python fills them in for given values, and Helm by a template.
 
 A tree is an object of Kubernetes, made of mappings, lists and texts. Where a value of the chart
 belongs, a text has a *hole*, ``hole("server.name")``, which stays in place when a builder puts the
-text into another one. What depends on values otherwise is a node, such as ``When`` and ``Each``.
-``fill`` makes the objects for some values, ``to_helm`` the template that makes them.
+text into another one. Other parts that depend on values are nodes, such as ``When`` and ``Each``.
+``fill`` creates the objects for given values, ``to_helm`` the template that creates them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Node = Any  # a mapping, a list, a scalar, or one of the nodes below
 MISSING: Final = object()
 ITEM = "item"
 _HOLE = re.compile("⟨([^⟩]*)⟩")
-# What YAML reads as the same text without quotes; RFC 1123 names, paths, flags and labels.
+# Texts that YAML reads unchanged without quotes: RFC 1123 names, paths, flags and labels.
 _PLAIN = re.compile(r"(?!(?:true|false|null|yes|no|on|off|y|n)$)[A-Za-z/][A-Za-z0-9_./-]*", re.I)
 
 
@@ -42,7 +42,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What follows from values: how Python finds it, and the expression of Helm for it."""
+    """A computed value: the function for Python, and the expression for Helm."""
 
     find: Callable[[Chosen], Any]
     helm: str
@@ -75,7 +75,7 @@ def more_than(path: str, number: int) -> Computed:
 
 
 def mentions(path: str, text: str) -> Computed:
-    """Whether a text, or any text of a list, has this in it."""
+    """Whether a text, or any text of a list, contains this."""
     return Computed(
         lambda c: any(
             text in each for each in ([c[path]] if isinstance(c[path], str) else c[path])
@@ -85,15 +85,15 @@ def mentions(path: str, text: str) -> Computed:
 
 
 def hole(name: str) -> str:
-    """A place for a value, by its path, or for what is computed under that name."""
+    """A place for a value, by its path, or for a computed value, by its name."""
     return f"⟨{name}⟩"
 
 
 @dataclass(frozen=True, slots=True)
 class When:
-    """A node that is there if something holds, and another one or none if not.
+    """A node for when a condition holds, and another one or none for when it does not.
 
-    In a list, a list of nodes stands for each of them.
+    Inside a list, a list of nodes is flattened.
     """
 
     holds: Computed
@@ -103,7 +103,7 @@ class When:
 
 @dataclass(frozen=True, slots=True)
 class Each:
-    """An item of a list for each item of a value, which is the hole ``item`` there."""
+    """A list item for each item of a value, which the hole ``item`` stands for."""
 
     path: str
     node: Node
@@ -118,7 +118,7 @@ class Verbatim:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A key: all of a mapping's keys, but for those that are said beside it."""
+    """A key: all keys of a mapping, except those written beside it."""
 
     path: str
 
@@ -139,7 +139,7 @@ class FromFile:
 
 
 def mapped(nodes: Iterable[Node], change: Callable[[Any], Node]) -> list[Node]:
-    """The nodes of a list with something done to each, also to those that are conditional."""
+    """Apply a function to each node of a list, including conditional ones."""
     return [_mapped(node, change) for node in nodes]
 
 
@@ -153,13 +153,14 @@ def _mapped(node: Node, change: Callable[[Any], Node]) -> Node:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What holes stand for: values by their paths, of which some are whole numbers, and others."""
+    """The meaning of holes: values by their paths, some of them whole numbers, and computed
+    values."""
 
     numbers: frozenset[str]
     computed: Mapping[str, Computed]
 
     def fill(self, node: Node, chosen: Chosen) -> Any:
-        """The tree for some values."""
+        """The tree for given values."""
         match node:
             case str():
                 return self._text(node, chosen)
@@ -305,7 +306,7 @@ class Template:
         return f"{{{{ printf {form} {found} | quote }}}}"
 
     def plain(self, text: str) -> str:
-        """A text for people, in a template."""
+        """A text for users, in a template."""
         return _HOLE.sub(lambda found: f"{{{{ {self._helm(found[1])} }}}}", text)
 
     def _helm(self, name: str) -> str:

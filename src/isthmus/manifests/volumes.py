@@ -1,8 +1,8 @@
 """Where the files of a pod come from: directories of the node, a Secret, or a projected token.
 
-Always whole directories: a single file that is mounted stays the old one when it is replaced, and
-certificates would not be picked up. Mounted where the flags say, so that the flags stay as they
-are.
+Always whole directories: a single mounted file stays the old one when it is replaced, and new
+certificates would not be picked up. They are mounted at the paths in the flags, so that the flags
+need no change.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from typing import Any
 from isthmus.errors import ConfigError
 from isthmus.settings.options import FILE, options_of
 
-#: Where Kubernetes mounts what every pod with a service account gets.
+#: Where Kubernetes mounts the service account of a pod.
 SERVICE_ACCOUNT = PurePosixPath("/var/run/secrets/kubernetes.io/serviceaccount")
 TOKEN_SECONDS = 3600
 
-# A program in a container needs its own; on a node they hold much that is none of an agent's.
+# A container needs its own directories here; those of the node hold much that an agent must not
+# see.
 _NOT_MOUNTED = frozenset(
     PurePosixPath(path)
     for path in (
@@ -35,7 +36,7 @@ _UNCLEAN = re.compile(r"[^\x20-\x7e]|:")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """A volume and where it is mounted; ``source`` is as in a pod's spec."""
+    """A volume and where it is mounted; ``source`` has the form of a pod's spec."""
 
     name: str
     mount: str
@@ -64,7 +65,7 @@ class FlagFile:
         """Check a path.
 
         Raises:
-            ConfigError: a manifest cannot say it; the sentence names the flag.
+            ConfigError: a manifest cannot express it; the message names the flag.
         """
         path = PurePosixPath(text)
         if not path.is_absolute():
@@ -81,15 +82,15 @@ class FlagFile:
 
     @property
     def directory(self) -> PurePosixPath:
-        """What is mounted."""
+        """The mounted directory."""
         return self.path.parent
 
 
 def flag_files(settings: Any, *, without: Collection[str] = ()) -> list[FlagFile]:
-    """The files that the flags of a program name, but for those of some attributes.
+    """The files that the flags of a program name, except those of some attributes.
 
     Raises:
-        ConfigError: a path is none that a manifest can say.
+        ConfigError: a manifest cannot express a path.
     """
     return [
         FlagFile.named(f"--{option.flag}", path)
@@ -103,7 +104,7 @@ def check_mountable(files: Iterable[FlagFile]) -> None:
     """Check that no directory hides one of the container's own.
 
     Raises:
-        ConfigError: one is; the sentence says what to do.
+        ConfigError: one does; the message says what to do.
     """
     for file in files:
         if file.directory in _NOT_MOUNTED:
@@ -114,7 +115,7 @@ def check_mountable(files: Iterable[FlagFile]) -> None:
 
 
 def host_directories(files: Sequence[FlagFile]) -> list[Volume]:
-    """A volume for each directory of the node that files are in, but not for one inside another.
+    """A volume for each directory of the node with files, except directories inside another one.
 
     Raises:
         ConfigError: a directory cannot be mounted.
@@ -126,7 +127,7 @@ def host_directories(files: Sequence[FlagFile]) -> list[Volume]:
         Volume(
             name=f"files-{number}",
             mount=str(path),
-            # Not made when it is missing: an empty directory would hide that.
+            # Not created when it is missing: an empty directory would hide that.
             source={"hostPath": {"path": str(path), "type": "Directory"}},
         )
         for number, path in enumerate(sorted(outer), 1)
@@ -134,7 +135,7 @@ def host_directories(files: Sequence[FlagFile]) -> list[Volume]:
 
 
 def secret_directory(files: Sequence[FlagFile], *, secret: str) -> list[Volume]:
-    """A volume of one Secret that has every file by its name; none for no file.
+    """A volume of one Secret with every file by its name; None without files.
 
     Raises:
         ConfigError: the files are in several directories, or in one that cannot be mounted.
@@ -176,22 +177,22 @@ def renamed(volume: Volume, name: str) -> Volume:
 
 
 def scratch() -> Volume:
-    """Memory for temporary files, where the root is read-only."""
+    """Memory for temporary files, as the root is read-only."""
     source = {"emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
     return Volume(name="tmp", mount="/tmp", source=source, read_only=False)
 
 
-#: What a Secret of kind kubernetes.io/tls has, and a ConfigMap with authorities.
+#: The keys of a Secret of type kubernetes.io/tls, and of a ConfigMap with authorities.
 CERT, KEY, CA = "tls.crt", "tls.key", "ca.crt"
 #: For the owner, and for the group that a pod's fsGroup names.
 SECRET_MODE = 0o640
 
 
 def secret(name: str, secret: str, files: Mapping[str, FlagFile]) -> Volume:
-    """A volume of a Secret; ``files`` are by the keys that they have there.
+    """A volume of a Secret; ``files`` are by their keys in it.
 
     Raises:
-        ConfigError: the files are not in one directory, or not in one that can be mounted.
+        ConfigError: the files are not in one directory, or it cannot be mounted.
     """
     items = _items(files, secret)
     source = {"secretName": secret, "defaultMode": SECRET_MODE, **items}
@@ -199,10 +200,10 @@ def secret(name: str, secret: str, files: Mapping[str, FlagFile]) -> Volume:
 
 
 def config_map(name: str, config_map: str, files: Mapping[str, FlagFile]) -> Volume:
-    """A volume of a ConfigMap; as ``secret()``.
+    """A volume of a ConfigMap, like ``secret()``.
 
     Raises:
-        ConfigError: as there.
+        ConfigError: as for ``secret()``.
     """
     source = {"name": config_map, **_items(files, config_map)}
     return Volume(name=name, mount=_directory(files, config_map), source={"configMap": source})
@@ -221,7 +222,7 @@ def _directory(files: Mapping[str, FlagFile], owner: str) -> str:
 
 
 def _items(files: Mapping[str, FlagFile], owner: str) -> dict[str, Any]:
-    """Nothing where all names are the keys: then whatever the object has is there."""
+    """Empty if all names are the keys: then all keys of the object are mounted."""
     if all(file.path.name == key for key, file in files.items()):
         return {}
     names = [file.path.name for file in files.values()]
@@ -232,10 +233,10 @@ def _items(files: Mapping[str, FlagFile], owner: str) -> dict[str, Any]:
 
 
 def specs(found: Iterable[Volume]) -> list[dict[str, Any]]:
-    """As in ``spec.volumes``: each once, without those that are the workload's own already.
+    """The list for ``spec.volumes``: each once, without those that the workload already has.
 
     Raises:
-        ConfigError: containers want the same volume to be different.
+        ConfigError: containers define the same volume differently.
     """
     known: dict[str, dict[str, Any]] = {}
     for volume in found:
@@ -248,7 +249,7 @@ def specs(found: Iterable[Volume]) -> list[dict[str, Any]]:
 
 
 def check_apart(found: Iterable[Volume]) -> None:
-    """See that no directory of a container is mounted twice.
+    """Check that no directory of a container is mounted twice.
 
     Raises:
         ConfigError: one is.

@@ -65,7 +65,10 @@ def caches() -> set[str]:
     """Every use of functools' caches, by file and function or class."""
     found = set()
     for path in ROOT.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        if "functools" not in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
             if not isinstance(node, ast.FunctionDef | ast.ClassDef):
                 continue
             if isinstance(node, ast.FunctionDef):
