@@ -1,5 +1,4 @@
-"""The command line of a program in a manifest: the given flags, quoted for the container
-runtime."""
+"""The command line of a program in a manifest: the given flags, quoted for their reader."""
 
 from __future__ import annotations
 
