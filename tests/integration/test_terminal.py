@@ -313,7 +313,7 @@ def test_ending_a_tunnel(stack: Stack, capsys: Captured) -> None:
         assert run(capsys, *ended) == (
             2,
             "",
-            "isthmus: it cannot ask without a terminal; give --yes to end the tunnel\n",
+            "isthmus: cannot ask without a terminal; give --yes to end the tunnel\n",
         )
         assert len(data(capsys, "tunnels", "--admin", url(stack))["items"]) == 2
         assert run(capsys, *ended, "--yes") == (
@@ -425,7 +425,7 @@ def test_agents(stack: Stack, capsys: Captured) -> None:
     assert "certificate:isthmus-agent" in wide and "mux" in wide
     agent = ["--admin", url(stack, stack.agent)]
     code, _, err = run(capsys, "agents", *agent)
-    assert code == 2 and "agents are known to servers" in err
+    assert code == 2 and "only servers know agents" in err
     both = run(capsys, "agents", *admin, *agent)[1]
     assert both.splitlines()[0].split()[1] == "VERSION", "there is one server only"
 

@@ -60,7 +60,7 @@ _TABLE = "| name | type | labels | meaning | workers |\n|---|---|---|---|---|\n"
 
 
 def reference() -> str:
-    """Give the whole page."""
+    """The whole page."""
     parts = [_HEAD]
     for title, families in by_program().items():
         parts.append(f"\n## {title}\n\n{_TABLE}")
@@ -73,7 +73,7 @@ def reference() -> str:
 
 
 def every_name() -> frozenset[str]:
-    """Give the names of all metrics, whatever program has them."""
+    """The names of the metrics of all programs."""
     return frozenset(family.name for family in every_family())
 
 
@@ -81,7 +81,7 @@ def _node_proxy() -> str:
     by_mode = {mode: NodeProxyMetrics(mode).families for mode in MODES}
     families = {family.name: family for of_mode in by_mode.values() for family in of_mode}
     parts = [_NODE_PROXY]
-    # What only some modes have comes before what every program has.
+    # Metrics of single modes come before those of every program.
     for name in sorted(families, key=lambda each: not each.startswith("kubeproxy_")):
         family = families[name]
         modes = [mode for mode in MODES if name in {each.name for each in by_mode[mode]}]
@@ -142,7 +142,7 @@ def _values() -> str:
 
 
 def by_program() -> dict[str, tuple[Family, ...]]:
-    """Give the families of every program with operator ports, by the title of their section."""
+    """The families of every program with operator ports, by the title of their section."""
     shown = (it for it in programs() if it.operator_flags)
     found = {it.title: made.families for it, made in zip(shown, _metrics(), strict=True)}
     return {**found, "Parent of workers": WorkersMetrics().families}
@@ -153,7 +153,7 @@ def _metrics() -> list[ProgramMetrics]:
 
 
 def every_family() -> tuple[Family, ...]:
-    """Give the families of all programs; some are in several."""
+    """The families of all programs; several programs may have the same."""
     node_proxies = (NodeProxyMetrics(mode).families for mode in MODES)
     every = (*by_program().values(), *node_proxies)
     return tuple(family for families in every for family in families)

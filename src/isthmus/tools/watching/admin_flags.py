@@ -1,4 +1,4 @@
-"""The flags of every command that asks admin ports: which ones, with what to show, printed how."""
+"""The flags of every command that queries admin ports: addresses, credentials, output format."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-#: The admin ports that programs have unless told otherwise, in the order they are shown.
+#: The default admin ports of programs, in the order in which they are shown.
 PROGRAM_PORTS = {it.admin_port: it.name for it in programs() if it.admin_port}
-#: What -o takes where a table may have more columns.
+#: The values of -o for tables that can have more columns.
 FORMATS_OF_TABLES = (TEXT, WIDE, JSON, YAML)
 _LOOK_S = 2.0
-#: The entry of click's ``meta`` that replaces AdminFlags by another way to find programs.
+#: The entry of click's ``meta`` that replaces AdminFlags with another way to find programs.
 FINDER = "isthmus.tools.watching.finder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdminFlags:
-    """Which admin ports to ask, and what to show them, as it was typed."""
+    """The admin ports to query and the credentials for them, as typed."""
 
     urls: tuple[str, ...] = ()
     cacert: str = ""
@@ -43,7 +43,7 @@ class AdminFlags:
 
     @property
     def named(self) -> bool:
-        """Whether programs were named, not searched for."""
+        """Whether programs were named rather than searched for."""
         return bool(self.urls)
 
     @property
@@ -52,16 +52,16 @@ class AdminFlags:
         return "--admin"
 
     def surroundings(self) -> Iterator[BundlePart]:
-        """What a support bundle has besides programs: this machine."""
+        """What a support bundle has in addition to programs: this machine."""
         from isthmus.tools.doctor.bundle_parts import machine_parts
 
         return machine_parts(os.environ)
 
     def clients(self, *, timeout_s: float = 5.0) -> list[AdminClient]:
-        """A client for each --admin, in order; without any, for whichever programs run here.
+        """A client for each --admin, in order; without any, for the programs that run here.
 
         Raises:
-            ConfigError: a flag or a file is wrong, or nothing was named and nothing runs here.
+            ConfigError: a flag or a file is wrong, or no program was named and none runs here.
         """
         if self.urls:
             return [self.client(url, timeout_s=timeout_s) for url in dict.fromkeys(self.urls)]
@@ -86,14 +86,14 @@ class AdminFlags:
         token: bool = True,
         reach: Reach | None = None,
     ) -> AdminClient:
-        """A client for one URL with these files, or without the ``token``; ``reach`` leads to it.
+        """A client for one URL with these files, with or without ``token``; connects by ``reach``.
 
         Raises:
             ConfigError: the URL or a file cannot be used.
         """
         from isthmus.client.admin import AdminClient, read_token
 
-        # Read in any case: a file that is not there is said, also where nobody is shown it.
+        # Read in any case: a missing file is an error even if the token is not sent.
         known = read_token(self.token_file) if self.token_file else ""
         return AdminClient(
             url,
@@ -110,12 +110,12 @@ class AdminFlags:
         return [client for client in looks if client is not None]
 
     def _look(self, port: int, timeout_s: float) -> AdminClient | None:
-        """The client of what listens on a port here; None if nothing does, or it is not ours."""
+        """A client for a port here; None if no Isthmus program listens there."""
         from isthmus.client.admin import AdminError, Trouble
 
         address = f"127.0.0.1:{port}"
         for scheme in ("http", "https"):
-            # By https it is certain who is there.
+            # With https the certificate proves which program answers.
             token = scheme == "https" or self._may_be_shown_token(port)
             url = f"{scheme}://{address}"
             client = self.client(url, timeout_s=min(timeout_s, _LOOK_S), token=token)
@@ -136,7 +136,7 @@ class AdminFlags:
                             err=True,
                         )
                         return None
-                    case _:  # it is somebody who does not want us: whoever asks will say so
+                    case _:  # it refuses us: the request of the command will report that
                         pass
             else:
                 if not kind.endswith("Snapshot"):
@@ -182,7 +182,7 @@ _OPTIONS = (
 
 
 def admin_options(function: _F) -> _F:
-    """Give a command the flags that say where admin ports are; it gets them as ``admin``."""
+    """Add the flags for admin ports to a command, which gets them as ``admin``."""
 
     @wraps(function)
     def bundled(
@@ -214,9 +214,9 @@ _ROOT = 0
 
 
 def may_be_shown(token_file: str, port: int) -> bool:
-    """Whether everybody who listens on this port of the machine may read the file.
+    """Whether every user who listens on this port of the machine may read the file.
 
-    False where nobody listens, or that cannot be told.
+    False if no process listens, or if its user is not known.
     """
     from isthmus.tools.doctor.ports import users_of  # slow to import
 

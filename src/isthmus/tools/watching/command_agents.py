@@ -27,9 +27,9 @@ _WIDE = ("IDENTITY", "ADDRESS", "CARRIER", "IDENTIFIERS")
 def command(admin: AdminFlags, output: str) -> int:
     """List connected agents
 
-    PING is the last measured round trip of its best link, AGE is that of its oldest. Those of
-    several servers are put together, with a column that says whose they are: an agent has a line
-    for each server that it is linked to. Exit code 1 when a program did not answer.
+    PING is the last round trip of an agent's best link, AGE the age of its oldest link. Agents of
+    several servers are listed together, with a column for the server: an agent has a line for
+    each server that it is linked to. The exit code is 1 if a program did not answer.
 
     \b
     Example:
@@ -50,7 +50,7 @@ def command(admin: AdminFlags, output: str) -> int:
     servers = [each for each in programs if "agents" in each.snapshot]
     if not servers:
         raise ConfigError(
-            f"agents are known to servers, and none was asked; name one with {admin.chosen_by}"
+            f"only servers know agents, and none was asked; name one with {admin.chosen_by}"
         )
     names = names_of(servers)
     found = [row for each in servers for row in _rows(each, names[each.client.url])]
@@ -70,7 +70,7 @@ def command(admin: AdminFlags, output: str) -> int:
 
 
 def _rows(seen: Seen, server: str) -> list[dict[str, Any]]:
-    """The agents of a server as they are printed for machines."""
+    """The agents of a server for JSON and YAML."""
     from isthmus.tools.watching.looking import items, number, text
 
     links = items(seen.snapshot, "links")
@@ -94,7 +94,7 @@ def _rows(seen: Seen, server: str) -> list[dict[str, Any]]:
 
 
 def _state(draining: bool, links: list[str]) -> str:
-    """Ready when some link can take a dial, as a server chooses."""
+    """Ready if a link can take a dial, by the server's rule."""
     if draining:
         return "Draining"
     if not links or "open" in links:

@@ -13,7 +13,7 @@ from isthmus.tools.watching.admin_flags import AdminFlags, admin_options
 if TYPE_CHECKING:
     from isthmus.frame.dashboard.source import AdminCredentials, Remote
 
-#: Beside the ports of our programs, which have those up to 8103.
+#: The first port after those of the programs, which end at 8103.
 DEFAULT_PORT = 8104
 
 
@@ -38,8 +38,9 @@ DEFAULT_PORT = 8104
 def dashboard(admin: AdminFlags, port: int, bind_address: str) -> int:
     """Serve one page that shows several running programs
 
-    Each --admin is the admin port of a server, an agent or another program of ours, which has a
-    page of its own as well, under /ui/. This one is for the user who started it, and for root.
+    Each --admin is the admin port of a server, an agent or another Isthmus program, which also
+    serves its own page under /ui/. Only the user who started the command, and root, may open the
+    page.
 
     \b
     Example:
@@ -70,7 +71,7 @@ def _remote(admin: AdminFlags, url: str, address: str) -> Remote:
 
 
 def _credentials(admin: AdminFlags, https: bool) -> AdminCredentials:
-    """Read the files as they are now."""
+    """Read the current content of the files."""
     from isthmus.client.admin import read_token
     from isthmus.frame.dashboard.source import AdminCredentials
     from isthmus.net.contexts import TlsFiles, client_context

@@ -1,6 +1,6 @@
-"""``isthmus status``: one screen for whatever runs here.
+"""``isthmus status``: the running programs on one screen.
 
-What is worth saying is status_report.py's part; how it is printed is here.
+status_report.py selects what to report; this module prints it.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _MOST_TUNNELS = 10_000
 def command(admin: AdminFlags, output: str) -> int:
     """Show the health of running Isthmus programs
 
-    Readiness, agents, links and tunnels, dials and traffic of the last five minutes, what is
-    stalled and why, certificates to be renewed, and what to look at. Exit code 0 when
-    everything is ready, 1 when something is not or does not answer.
+    Readiness, agents, links and tunnels, dials and traffic of the last five minutes, stalled
+    tunnels with the reason, certificates to renew, and problems to look into. The exit code is 0
+    if all programs are ready, 1 if one is not or does not answer.
 
     \b
     Example:
@@ -80,7 +80,7 @@ def command(admin: AdminFlags, output: str) -> int:
 
 
 def ask(client: AdminClient) -> Report | AdminError:
-    """Ask a program for everything that is shown of it; the error when it has no snapshot."""
+    """Query everything that is shown of a program; the error if it gives no snapshot."""
     from datetime import UTC, datetime
 
     from isthmus.client.admin import AdminError
@@ -94,7 +94,7 @@ def ask(client: AdminClient) -> Report | AdminError:
         ready = client.ask("/readyz?verbose")
         history = client.get_if_known("/history")
         configuration = client.get_if_known("/configz")
-    except AdminError as error:  # it went away between two questions
+    except AdminError as error:  # it ended between two requests
         return error
     heard = Heard(
         address=client.address,
@@ -115,7 +115,7 @@ _LABEL_CHARS = 14
 
 
 def report_json(report: Report) -> dict[str, Any]:
-    """A program for machines; docs/how-to/terminal.md lists the keys."""
+    """A program for JSON and YAML; docs/how-to/terminal.md lists the keys."""
     recent = report.recent
     return {
         "address": report.address,
@@ -172,7 +172,7 @@ def _memory_json(memory: BudgetUse) -> dict[str, Any]:
 def print_reports(
     reports: Sequence[Report], errors: Sequence[tuple[str, str]], *, wide: bool
 ) -> None:
-    """Print programs for people, ``wide`` with every detail; who did not answer, on stderr."""
+    """Print programs as text, ``wide`` with every detail; unreachable programs go to stderr."""
     for at, report in enumerate(reports):
         if at:
             click.echo()
@@ -272,6 +272,6 @@ def _memory(memory: BudgetUse, wide: bool) -> str:
 
 
 def _bars(values: Sequence[int]) -> str:
-    """Bars for a terminal that can show them."""
+    """Bars, if the terminal can show them."""
     shown = bars(values)
     return f"  {shown}" if sys.stdout.isatty() and can_show(shown) else ""

@@ -1,7 +1,7 @@
-"""``isthmus top``: tunnels live, the fastest first; or frames for a pipe.
+"""``isthmus top``: watch tunnels live, the fastest first, or print frames for a pipe.
 
-A thread asks the programs, so that keys work while one of them is slow to answer. What keys do is
-top_state.py, what is drawn top_view.py, and the terminal live.py.
+A thread queries the programs, so that keys work while a program is slow to answer. top_view.py has
+the keys and the lines of the screen, and live.py the terminal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from isthmus.tools.watching.tunnel_rows import TunnelRow
 
 NO_ANSWER = 1
-#: Of each program, as the dashboard: a snapshot of all of very many would be work for it.
+#: Tunnels of each program, as in the dashboard: a snapshot of very many would load the program.
 MOST_TUNNELS = 5_000
 _LOOKS = {"head": "reverse", "cursor": "bold reverse", "bad": "yellow", "faint": "dim"}
 
@@ -94,7 +94,7 @@ def _check_terminal() -> None:
 
 
 class Watcher:
-    """Looks at programs again and again; what was seen last is there for others to read."""
+    """Queries programs periodically and keeps the last result for other threads."""
 
     def __init__(self, clients: Sequence[AdminClient], *, once: bool) -> None:
         from isthmus.tools.watching.top_view import Counts
@@ -112,7 +112,7 @@ class Watcher:
 
     @property
     def several(self) -> bool:
-        """Tell whether it has to be said whose a tunnel is."""
+        """Whether rows have to name the program of each tunnel."""
         return len(self.clients) > 1
 
     def look(self) -> None:
@@ -128,23 +128,23 @@ class Watcher:
         self.looks += 1
 
     def start(self, every_s: float, then: Callable[[], None]) -> None:
-        """Look so often, in a thread, and call ``then`` after each."""
+        """Query at this interval, in a thread, and call ``then`` after each time."""
 
         def again() -> None:
             while not self._over.wait(every_s):
                 self.look()
                 then()
 
-        # The process does not wait for it: it may be in the middle of a request.
+        # A daemon, so that the process does not wait for a request in progress.
         threading.Thread(target=again, name="top-looks", daemon=True).start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop querying."""
         self._over.set()
 
 
 def _batch(watcher: Watcher, count: int | None, delay_s: float, output: str) -> int:
-    """Print frames; the first has no rates yet, as in top."""
+    """Print frames; the first has no rates yet, as in top(1)."""
     from isthmus.tools.watching.tunnel_rows import SORTS
 
     while True:
@@ -176,7 +176,7 @@ def _print_frame(watcher: Watcher, rows: Sequence[TunnelRow], *, wide: bool) -> 
 
 
 def _frame(watcher: Watcher, rows: Sequence[TunnelRow]) -> dict[str, Any]:
-    """A frame for machines; its tunnels are as in ``isthmus tunnels -o json``."""
+    """A frame for JSON and YAML; its tunnels are as in ``isthmus tunnels -o json``."""
     from isthmus.tools.watching.tunnel_rows import tunnel_json
 
     return {
@@ -220,7 +220,7 @@ def _live(watcher: Watcher, count: int | None, delay_s: float, *, wide: bool) ->
                             screen.redraw()
                         case Order.NOTHING:
                             pass
-        except (EOFError, OSError):  # the terminal has gone
+        except (EOFError, OSError):  # the terminal is closed
             return 0
         finally:
             watcher.stop()
@@ -242,12 +242,12 @@ def _draw(screen: Screen, lines: Sequence[Line]) -> None:
 
 
 def end_tunnel(watcher: Watcher, state: TopState, *, wake: Callable[[], None]) -> None:
-    """Have the tunnel ended that was asked about, in a thread: it may take a moment."""
+    """End the confirmed tunnel, in a thread since the request may take a moment."""
     row, state.ending = state.ending, None
     assert row is not None
     now = next((each for each in watcher.rows if each.key == row.key), None)
     if now is None or now.connection_id != row.connection_id:
-        # A program that began anew numbers its tunnels from 1 again.
+        # A restarted program numbers its tunnels from 1 again.
         state.message = f"tunnel {row.id} to {row.target} has ended already"
         return
     client = next(each for each in watcher.clients if each.url == row.url)

@@ -1,4 +1,4 @@
-"""``isthmus tunnels``: the tunnels of programs, chosen and sorted; and the end of one."""
+"""``isthmus tunnels``: list, filter and sort the tunnels of programs, and end a tunnel."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def command(
 ) -> int:
     """List tunnels, and end them
 
-    Those of several programs are put together, with a column that says whose they are. Where a
-    server and its agent are both found on this machine, a tunnel that goes through both is listed
-    once. Exit code 1 when a program did not answer.
+    Tunnels of several programs are listed together, with a column for the program. If a server and
+    its agent are both found on this machine, a tunnel through both is listed once. The exit code is
+    1 if a program did not answer.
 
     \b
     Example:
@@ -140,7 +140,7 @@ def command(
         return code
     shown: dict[Key, TunnelRow] = {}
     while True:
-        # Who did not answer this time may still have its tunnels.
+        # A program that did not answer this time may still have its tunnels.
         silent = {each.client.url for each in programs if each.error}
         kept = [row for row in shown.values() if row.url in silent]
         printer.print_changes(changes(shown, [*rows, *kept]))
@@ -165,7 +165,7 @@ def _truncated(programs: Sequence[Seen]) -> int:
 
 
 def changes(before: dict[Key, TunnelRow], rows: Sequence[TunnelRow]) -> list[TunnelRow]:
-    """What is new, in another state, or gone."""
+    """The tunnels that are new, changed state, or ended."""
     now = {row.key for row in rows}
     new = [row for row in rows if row.key not in before or before[row.key].state != row.state]
     return new + [replace(row, state="ended") for key, row in before.items() if key not in now]
@@ -179,9 +179,9 @@ def changes(before: dict[Key, TunnelRow], rows: Sequence[TunnelRow]) -> list[Tun
 def end(ctx: click.Context, admin: AdminFlags, tunnel: str, yes: bool) -> int:
     """End a tunnel
 
-    ID is a tunnel's number, or its connection id as logs and audit have it. Both sides are reset.
-    The program answers whoever shows a token or a certificate, and on loopback root and its own
-    user; its log and its audit log say who asked.
+    ID is a tunnel's number, or its connection ID from logs and audit. Both sides are reset. The
+    program accepts the request with a token or a certificate, and on loopback from root and its own
+    user; its log and its audit log record who sent it.
 
     \b
     Example:
@@ -224,10 +224,10 @@ def end(ctx: click.Context, admin: AdminFlags, tunnel: str, yes: bool) -> int:
 
 
 def _check_still(client: AdminClient, row: TunnelRow) -> None:
-    """See that the number is still the tunnel's: a program that began anew counts from 1 again.
+    """Check that the number is still the tunnel's: a restarted program counts from 1 again.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: it is not the same tunnel.
     """
     from isthmus.tools.watching.looking import look
     from isthmus.tools.watching.tunnel_rows import rows_of
@@ -240,7 +240,7 @@ def _check_still(client: AdminClient, row: TunnelRow) -> None:
 
 
 def _both(ctx: click.Context, admin: AdminFlags) -> AdminFlags:
-    """The flags before and after the word ``end`` together; those after it win."""
+    """Merge the flags before and after the word ``end``; those after it override."""
     outer = ctx.obj
     assert isinstance(outer, AdminFlags)
     typed = [
@@ -252,21 +252,21 @@ def _both(ctx: click.Context, admin: AdminFlags) -> AdminFlags:
 
 
 def _confirm(row: TunnelRow) -> None:
-    """Ask whether it is meant.
+    """Ask for confirmation.
 
     Raises:
-        ConfigError: nobody can be asked.
-        click.Abort: it is not.
+        ConfigError: there is no terminal.
+        click.Abort: the user declined.
     """
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        raise ConfigError("it cannot ask without a terminal; give --yes to end the tunnel")
+        raise ConfigError("cannot ask without a terminal; give --yes to end the tunnel")
     who = one_line(f"{row.requester or 'unknown'} to {row.target}")
     question = f"End tunnel {one_line(row.id)}, {who}, open for {age(row.age_s)}?"
     click.confirm(question, abort=True, err=True)
 
 
 class TunnelPrinter:
-    """Prints rows: all of them once, or a line for each as it comes."""
+    """Prints rows: all at once, or a line for each change."""
 
     def __init__(self, output: str, *, several: bool, stalled: bool, rates: bool) -> None:
         self._output = output
@@ -277,7 +277,7 @@ class TunnelPrinter:
         self._widths: list[int] = []
 
     def print_all(self, rows: Sequence[TunnelRow], *, truncated: int) -> None:
-        """Print them as asked for; none is a sentence on standard error, as kubectl does."""
+        """Print the rows; without any, a line on standard error, as kubectl does."""
         if self._output in ("json", "yaml"):
             data = {
                 "kind": "Tunnels",
@@ -294,7 +294,7 @@ class TunnelPrinter:
             complain(f"{truncated} more tunnels were left out")
 
     def print_changes(self, rows: Sequence[TunnelRow]) -> None:
-        """Print a line for each of them, under the same columns."""
+        """Print a line for each row, under the same columns."""
         if self._output == "json":
             for row in rows:
                 click.echo(json.dumps(tunnel_json(row), ensure_ascii=False))

@@ -1,7 +1,7 @@
-"""A whole terminal for a while: the other screen, single keys, resizes, and everything put back.
+"""Full-screen use of a terminal: alternate screen, single keys, resizes, and restoring it.
 
-The screen itself is rich's Live. Whatever ends a command (a key, Ctrl-C, SIGTERM, SIGHUP, an
-exception) passes through ``__exit__``, which gives the terminal back as it was.
+The screen itself is rich's Live. Every end of a command (a key, Ctrl-C, SIGTERM, SIGHUP, an
+exception) passes through ``__exit__``, which restores the terminal.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from rich.live import Live
 from rich.text import Text
 
 _READ_BYTES = 4096
-_COLUMNS, _LINES = 80, 24  # of a terminal that does not know
-_ESCAPE_S = 0.05  # the rest of a sequence comes at once; who presses Escape presses nothing else
-#: What ends us, and what a second one of it does while a slow terminal takes our last words.
+_COLUMNS, _LINES = 80, 24  # of a terminal that does not report its size
+_ESCAPE_S = 0.05  # the rest of a sequence comes at once; after an Escape key nothing follows
+#: The signals that end the command, and the action for a second one while the terminal is slow.
 _ENDINGS: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
@@ -33,9 +33,9 @@ _ENDINGS: dict[signal.Signals, Any] = {
 
 
 class Screen:
-    """The terminal of standard input and output, taken over while the context lasts.
+    """The terminal of standard input and output, taken over within the context.
 
-    One at a time, in the main thread; ``wake`` may be called from any.
+    Only one at a time, in the main thread; ``wake`` may be called from any thread.
     """
 
     def __init__(self, stdin: int = 0) -> None:
@@ -63,7 +63,7 @@ class Screen:
             self._wake_read, self._wake_write = os.pipe()
             os.set_blocking(self._wake_read, False)
             os.set_blocking(self._wake_write, False)
-            # A signal that came wakes the wait for keys: a resize is drawn at once.
+            # A signal ends the wait for keys, so that a resize is drawn at once.
             self._wakeup_before = signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
             for number in _ENDINGS:
                 self._handlers[number] = signal.signal(number, self._end)
@@ -83,15 +83,15 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Its width and height, as they are now."""
-        # Of the terminal itself: COLUMNS and LINES, if they are set, do not follow a resize.
+        """The current width and height."""
+        # From the terminal itself: COLUMNS and LINES, if set, do not follow a resize.
         columns, lines = os.get_terminal_size(self._stdin)
         size = ConsoleDimensions(columns or _COLUMNS, lines or _LINES)
         self._console.size = size
         return size
 
     def draw(self, lines: list[Text]) -> None:
-        """Show these lines from the top; what is shown already is not sent again."""
+        """Show these lines from the top; unchanged lines are not sent again."""
         now = (self.size, lines)
         if self._drawn == now:
             return
@@ -99,16 +99,16 @@ class Screen:
         self._live.update(Text("\n").join(lines), refresh=True)
 
     def redraw(self) -> None:
-        """Forget what is shown: something else may have written over it."""
+        """Redraw everything next time: other output may have overwritten the screen."""
         self._drawn = None
 
     def wait(self, timeout_s: float) -> list[str]:
-        """Wait for keys, a resize or ``wake``, at most so long; the keys that came.
+        """Wait for keys, a resize, ``wake`` or the timeout; returns the keys.
 
         Raises:
-            EOFError: the terminal has gone.
+            EOFError: the terminal is closed.
             KeyboardInterrupt: Ctrl-C.
-            SystemExit: another signal ended us, with the exit code that shells give it.
+            SystemExit: another signal ended the command, with the exit code that shells give it.
         """
         if self._keys.waiting:
             timeout_s = min(timeout_s, _ESCAPE_S)
@@ -132,19 +132,19 @@ class Screen:
 
     def wake(self) -> None:
         """End a ``wait``."""
-        # Full is as good as written; closed is nobody who waits.
+        # If the pipe is full, a wake-up is pending; if it is closed, no one waits.
         with contextlib.suppress(OSError):
             os.write(self._wake_write, b"\0")
 
     def _take_keys(self) -> None:
         tty.setcbreak(self._stdin, termios.TCSADRAIN)
         mode = termios.tcgetattr(self._stdin)
-        # Ctrl-Z would leave the shell on our screen with our settings.
+        # Ctrl-Z would leave the shell on the alternate screen with our settings.
         mode[6][termios.VSUSP] = b"\0"
         termios.tcsetattr(self._stdin, termios.TCSADRAIN, mode)
 
     def _put_back(self) -> None:
-        with contextlib.suppress(OSError):  # a terminal that has gone needs nothing
+        with contextlib.suppress(OSError):  # a closed terminal needs no restoring
             self._live.stop()
         with contextlib.suppress(termios.error):
             termios.tcsetattr(self._stdin, termios.TCSAFLUSH, self._before)
@@ -157,14 +157,14 @@ class Screen:
         self._wake_read = self._wake_write = -1
 
     def _end(self, number: int, frame: FrameType | None) -> None:
-        # Raised from here it would end a frame in its middle, and leave rich in a state that it
-        # does not expect; whoever waits next raises it.
+        # Raised from here it would interrupt a frame, and leave rich in a state that it does not
+        # expect; the next wait raises it.
         self._ended_by = number
         signal.signal(number, _ENDINGS[signal.Signals(number)])
 
 
 def _nothing(number: int, frame: FrameType | None) -> None:
-    """Have a handler, so that the wake-up pipe hears of the signal."""
+    """Do nothing; with a handler, Python writes the signal to the wake-up pipe."""
 
 
 _NAMED = {
@@ -176,7 +176,7 @@ _NAMED = {
     "\x0c": "redraw",  # Ctrl-L
     " ": "space",
 }
-# As xterm and those that follow it send them, in normal and in application mode.
+# As xterm and compatible terminals send them, in normal and in application mode.
 _FINALS = {"A": "up", "B": "down", "H": "home", "F": "end"}
 _TILDES = {"1": "home", "4": "end", "5": "page up", "6": "page down", "7": "home", "8": "end"}
 _SEQUENCE = re.compile(r"\x1b(?:O(?P<one>[ -~])|\[(?P<args>[0-9;?]*)(?P<last>[@-~]))")
@@ -185,10 +185,10 @@ _ESCAPE = "\x1b"
 
 
 class Keys:
-    """Reads keys out of pieces that may be cut anywhere.
+    """Reads keys from input that may be split anywhere.
 
-    A lone escape may be a key or the begin of a sequence: it is kept until more comes, or until
-    ``flush`` says that nothing did.
+    A lone escape may be a key or the beginning of a sequence: it is kept until more input comes, or
+    until ``flush``.
     """
 
     def __init__(self) -> None:
@@ -197,11 +197,11 @@ class Keys:
 
     @property
     def waiting(self) -> bool:
-        """Tell whether what came last may not be whole."""
+        """Whether the last input may be incomplete."""
         return bool(self._held)
 
     def feed(self, data: bytes) -> list[str]:
-        """Take what was read; the keys in it, by name or as the character itself."""
+        """Add input; returns its keys, by name or as the character itself."""
         text, self._held = self._held + self._decoder.decode(data), ""
         found: list[str] = []
         while text:
@@ -213,7 +213,7 @@ class Keys:
             elif _UNFINISHED.fullmatch(text):
                 self._held = text
                 break
-            elif text[0] == _ESCAPE:  # Alt and a key: the key alone is not what was meant
+            elif text[0] == _ESCAPE:  # Alt and a key is not the key alone
                 text = text[2:]
             else:
                 found += self._plain(text[0])
@@ -221,7 +221,7 @@ class Keys:
         return found
 
     def flush(self) -> list[str]:
-        """Nothing more came: what is held is a key of its own, or nothing."""
+        """No more input came: what is held is a key, or nothing."""
         held, self._held = self._held, ""
         return ["escape"] if held == _ESCAPE else []
 

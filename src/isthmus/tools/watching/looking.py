@@ -1,6 +1,6 @@
-"""What the terminal tools know about programs: snapshots from their admin ports, and errors.
+"""The terminal tools' view of programs: snapshots from their admin ports, and errors.
 
-Everything asked from a program may be missing: it may be older or newer than we are.
+Any field of an answer may be missing: the program may be older or newer than the tool.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A program as it was seen a moment ago; ``error`` is why it was not."""
+    """The last answer of a program; ``error`` is why there is none."""
 
     client: AdminClient
     snapshot: dict[str, Any]
@@ -37,20 +37,20 @@ class Seen:
 
     @property
     def program(self) -> str:
-        """Its name on the command line."""
+        """The program's name on the command line."""
         kind = str(self.snapshot.get("kind", ""))
         named = str(self.snapshot.get("program", ""))
         return kind_names().get(kind) or named or kind.removesuffix("Snapshot").lower() or "unknown"
 
     @property
     def id(self) -> str:
-        """What it is called: its id, or where it answers."""
+        """The program's ID, or else its address."""
         given = self.snapshot.get("serverId") or self.snapshot.get("agentId")
         return str(given or self.client.address)
 
 
 def at_once(work: Callable[[T], R], things: Iterable[T]) -> list[R]:
-    """Do the same for all of them at once, in threads; the results in order.
+    """Call a function for all items at once, in threads; the results are in order.
 
     The process does not wait for the threads: Ctrl-C ends it while a program is slow to answer.
     """
@@ -68,7 +68,7 @@ def at_once(work: Callable[[T], R], things: Iterable[T]) -> list[R]:
                 at, thing = todo.get_nowait()
                 try:
                     done.put((at, work(thing)))
-                except BaseException as error:  # for whoever waits
+                except BaseException as error:  # for the waiting thread
                     done.put(error)
 
     for _ in range(min(len(things), _AT_ONCE)):
@@ -84,7 +84,7 @@ def at_once(work: Callable[[T], R], things: Iterable[T]) -> list[R]:
 
 
 def look(client: AdminClient, tunnels: int = MOST_TUNNELS) -> Seen:
-    """Ask a program for its snapshot; what goes wrong is in ``error``."""
+    """Query a program's snapshot; a failure is in ``error``."""
     try:
         snapshot = client.get(f"/snapshot?limit={tunnels}")
         if not str(snapshot.get("kind", "")).endswith("Snapshot"):
@@ -99,7 +99,7 @@ def look(client: AdminClient, tunnels: int = MOST_TUNNELS) -> Seen:
 
 
 def look_at_all(admin: AdminFlags, tunnels: int = MOST_TUNNELS) -> list[Seen]:
-    """Ask every program that was named, or every one that runs here.
+    """Query every program that was named, or all that run here.
 
     Raises:
         ConfigError: a flag is wrong, or there is nothing.
@@ -107,19 +107,19 @@ def look_at_all(admin: AdminFlags, tunnels: int = MOST_TUNNELS) -> list[Seen]:
     return at_once(lambda client: look(client, tunnels), admin.clients())
 
 
-#: A shell waits for what completes a word, and its user with it.
+#: The shell and its user wait for a completion.
 _QUICK_S = 0.5
 
 
 def look_quickly(ctx: click.Context) -> list[Seen]:
-    """Ask the programs that a half-written command line means, for a shell that completes it.
+    """Query the programs of an unfinished command line, for shell completion.
 
     Raises:
         ConfigError: a flag is wrong, or there is nothing.
     """
     from isthmus.tools.watching.admin_flags import AdminFlags
 
-    if ctx.find_root().info_name != "isthmus":  # the plugin of kubectl would have to connect first
+    if ctx.find_root().info_name != "isthmus":  # the kubectl plugin would have to connect first
         return []
     given: dict[str, Any] = {}
     at: click.Context | None = ctx
@@ -132,7 +132,7 @@ def look_quickly(ctx: click.Context) -> list[Seen]:
 
 
 def names_of(programs: Sequence[Seen]) -> dict[str, str]:
-    """A name for each program by its URL: its id, with its address where ids are not unique."""
+    """A name for each program by its URL: its ID, with its address if the ID is not unique."""
     ids = [seen.id for seen in programs]
     return {
         seen.client.url: seen.id if ids.count(seen.id) == 1 else f"{seen.id}@{seen.client.address}"
@@ -141,18 +141,18 @@ def names_of(programs: Sequence[Seen]) -> dict[str, str]:
 
 
 def items(snapshot: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    """A list of objects in a snapshot; empty where there is none."""
+    """A list of objects in a snapshot; empty if it is missing."""
     found = snapshot.get(key)
     return [each for each in found if isinstance(each, dict)] if isinstance(found, list) else []
 
 
 def number(thing: dict[str, Any], key: str) -> float:
-    """A number; 0 where there is none."""
+    """A number; 0 if it is missing."""
     found = thing.get(key)
     return found if isinstance(found, int | float) else 0
 
 
 def text(thing: dict[str, Any], key: str) -> str:
-    """A text; empty where there is none."""
+    """A text; empty if it is missing."""
     found = thing.get(key)
     return found if isinstance(found, str) else ""

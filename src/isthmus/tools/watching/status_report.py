@@ -1,6 +1,6 @@
 """The report of ``isthmus status`` about a program, from its snapshot, readiness and history.
 
-Pure: what was heard comes in, with the time; command_status.py asks and prints.
+Pure: takes the answers and the time; command_status.py queries and prints.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CHECK = re.compile(r"\[[+-]\]\S+ .*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What a program answered; None is what it does not know or did not say."""
+    """The answers of a program; None for those that it did not give."""
 
     address: str
     program: str
@@ -39,7 +39,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """A certificate in use, and how many days it still has; below 0 it has ended."""
+    """A certificate in use, and the days until it expires; below 0 it has expired."""
 
     file: str
     not_after: str
@@ -61,13 +61,13 @@ class Recent:
 
     @property
     def failed(self) -> int:
-        """How many dials failed."""
+        """The number of failed dials."""
         return sum(self.failures.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetUse:
-    """The memory budget, and the peers for which most of it is kept, with the bytes of each."""
+    """The memory budget, and the peers that hold most of it, with the bytes of each."""
 
     used_bytes: int
     budget_bytes: int
@@ -76,13 +76,13 @@ class BudgetUse:
 
     @property
     def used_up(self) -> bool:
-        """Nothing is left of it."""
+        """Whether the budget is used up."""
         return self.used_bytes >= self.budget_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """A program on one screen. ``ready`` None is not known; counts it has not are None."""
+    """A program on one screen. ``ready`` is None if unknown; missing counts are None."""
 
     address: str
     program: str
@@ -108,7 +108,7 @@ class Report:
 
     @property
     def look_at(self) -> tuple[str, ...]:
-        """Everything that somebody should look into, the worst first."""
+        """Everything to look into, the worst first."""
         return (
             *(f"not ready: {why}" for why in self.not_ready),
             *self.hints,
@@ -117,12 +117,12 @@ class Report:
 
     @property
     def ending_soon(self) -> tuple[Certificate, ...]:
-        """The certificates that have to be renewed, by the rule of net/rules_expiry.py."""
+        """The certificates to renew, by the rule of net/rules_expiry.py."""
         return tuple(each for each in self.certificates if each.standing is not Standing.OK)
 
 
 def report(heard: Heard, *, now: datetime) -> Report:
-    """Put together what a program said."""
+    """Make the report from a program's answers."""
     snapshot = heard.snapshot
     totals = snapshot.get("totals")
     totals = totals if isinstance(totals, dict) else {}
@@ -214,7 +214,7 @@ def _certificates(snapshot: dict[str, Any], now: datetime) -> tuple[Certificate,
     for each in items(snapshot, "certificates"):
         ends = _time(text(each, "notAfter"))
         if ends is not None:
-            starts = _time(text(each, "notBefore"))  # which older programs do not say
+            starts = _time(text(each, "notBefore"))  # missing from older programs
             found.append(
                 Certificate(
                     file=text(each, "file"),
@@ -227,7 +227,7 @@ def _certificates(snapshot: dict[str, Any], now: datetime) -> tuple[Certificate,
 
 
 def _started_at(heard: Heard, reckoned: datetime) -> str:
-    """When it was started: as it says itself, the same each time; older programs do not."""
+    """The program's own start time; older programs report only their uptime."""
     said = text(heard.configuration or {}, "startedAt")
     return said or reckoned.strftime("%Y-%m-%dT%H:%M:%SZ")
 
@@ -241,7 +241,7 @@ def _time(written: str) -> datetime | None:
 
 
 def ends_when(certificate: Certificate) -> str:
-    """Say when a certificate ends."""
+    """When a certificate expires, in words."""
     if certificate.days_left < 0:
         return "has ended"
     if certificate.days_left == 0:
@@ -250,7 +250,7 @@ def ends_when(certificate: Certificate) -> str:
 
 
 def _hints(snapshot: dict[str, Any], recent: Recent | None, stalled: int) -> Iterator[str]:
-    """What to look into besides what readiness and certificates say, the worst first."""
+    """What to look into besides readiness and certificates, the worst first."""
     if snapshot.get("draining"):
         yield "draining: new dials are refused"
     yield from _about_links(snapshot)

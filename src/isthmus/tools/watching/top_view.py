@@ -1,4 +1,4 @@
-"""The lines of ``isthmus top``: a summary, the tunnels that fit, and what the keys are for."""
+"""The lines of ``isthmus top``: a summary, the tunnels that fit, and the meaning of the keys."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isthmus.tools.watching.looking import Seen, items, number, text
 from isthmus.tools.watching.tunnel_rows import SORTS, Key, TunnelRow
 
 _SUMMARY_LINES = 2
-#: Summary, an empty line, the heads, and the line at the bottom.
+#: The summary, an empty line, the column headers, and the line at the bottom.
 AROUND = _SUMMARY_LINES + 3
 _SORT_HEADS = {
     "age": "AGE",
@@ -26,7 +26,7 @@ _SORT_HEADS = {
     "agent": "AGENT",
     "state": "STATE",
 }
-#: What a narrow screen does without, in this order; never what it is sorted by.
+#: The columns that a narrow screen omits, in this order; never the sort column.
 _GIVEN_UP = (
     "STALLED",
     "CONNECTION",
@@ -40,13 +40,13 @@ _GIVEN_UP = (
     "SERVER",
     "STATE",
 )
-#: What a peer can make as long as it likes: at most such a part of the screen, but so many letters.
+#: Columns whose length a peer controls: at most this part of the screen, at least these characters.
 _CUT = {"TARGET": (4, 21), "AGENT": (5, 12), "SERVER": (5, 12)}
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line, and how it is shown: plain, head, cursor, bad or faint."""
+    """A line and its style: plain, head, cursor, bad or faint."""
 
     text: str
     look: str = "plain"
@@ -59,7 +59,7 @@ _WORKER = re.compile(r"-w\d+$")
 
 @dataclass(slots=True)
 class Counts:
-    """Dials per second of all programs, from one look to the next."""
+    """Dials per second of all programs, from one query to the next."""
 
     dials_s: float | None = None
     failed_s: float | None = None
@@ -67,7 +67,7 @@ class Counts:
     _at_s: float = 0.0
 
     def take(self, programs: Sequence[Seen], *, now: float) -> None:
-        """Count anew; a program that was not there before, or began anew, does not count."""
+        """Update the rates; a program that is new or was restarted does not count."""
         totals = {}
         for seen in _counting(programs):
             found = seen.snapshot.get("totals")
@@ -86,7 +86,7 @@ class Counts:
 
 
 def _counting(programs: Sequence[Seen]) -> list[Seen]:
-    """Those whose dials count: a dial that went through several programs is the server's."""
+    """The programs whose dials count: a dial through several programs is the server's."""
     servers = {each.id for each in programs if each.program == "server"}
 
     def counts(each: Seen) -> bool:
@@ -95,7 +95,7 @@ def _counting(programs: Sequence[Seen]) -> list[Seen]:
         if each.program != "agent":
             return True
         peers = (text(link, "peerId") for link in items(each.snapshot, "links"))
-        # A worker of a server is a server of its own to agents.
+        # To agents, each worker of a server is a server.
         return not any(peer in servers or _WORKER.sub("", peer) in servers for peer in peers)
 
     return list(filter(counts, programs))
@@ -104,7 +104,7 @@ def _counting(programs: Sequence[Seen]) -> list[Seen]:
 def summary(
     programs: Sequence[Seen], rows: Sequence[TunnelRow], counts: Counts, *, clock: str
 ) -> list[Line]:
-    """The two lines on top: what there is, and what moves."""
+    """The two lines at the top: totals and rates, and the programs."""
     agents = sum(len(items(each.snapshot, "agents")) for each in programs)
     hidden = int(sum(number(each.snapshot, "truncated") for each in programs))
     stalled = sum(bool(row.stalled) for row in rows)
@@ -142,7 +142,7 @@ _COLUMNS: dict[str, Callable[[TunnelRow], str]] = {
     "CONNECTION": lambda row: row.connection_id,
     "STALLED": lambda row: row.why,
 }
-#: What -o wide has besides.
+#: The additional columns of -o wide.
 _WIDE = ("RELAY", "REQUESTER", "CONNECTION", "STALLED")
 
 
@@ -156,10 +156,10 @@ def table(
     reverse: bool = False,
     widths: dict[str, int] | None = None,
 ) -> list[str]:
-    """The heads and the rows as lines, with as many columns as a ``width`` has room for.
+    """The headers and the rows as lines, with as many columns as fit into ``width``.
 
-    ``wide`` has more columns, which a narrow screen leaves out first. ``widths`` is kept by
-    the caller between two frames: columns only ever grow.
+    ``wide`` adds columns, which a narrow screen omits first. The caller keeps ``widths`` between
+    frames: columns only grow.
     """
     left_out = {*(() if several else ("SERVER",)), *(() if wide else _WIDE)}
     names = [name for name in _COLUMNS if name not in left_out]
@@ -182,7 +182,7 @@ def table(
 
 
 def _most(name: str, width: int) -> int:
-    """How long a cell may be."""
+    """The maximum length of a cell."""
     share, least = _CUT.get(name, (1, 0))
     return max(least, width // share) if width else sys.maxsize
 
@@ -237,7 +237,7 @@ def screen_lines(
 
 
 def _bottom(state: TopState) -> Line:
-    """What is asked, said or possible."""
+    """The bottom line: a question, a message or the keys."""
     match state.mode:
         case Mode.FILTER:
             return Line(f"/{state.filter}_")
@@ -261,7 +261,7 @@ def _bottom(state: TopState) -> Line:
     return Line("  ".join(filter(None, words)), "faint")
 
 
-#: The columns that s goes through.
+#: The columns that the key s cycles through.
 SORTED_BY = tuple(SORTS)
 _MOST_FILTER_CHARS = 200
 HELP = (
@@ -277,7 +277,7 @@ HELP = (
 
 
 class Mode(Enum):
-    """What keys are for."""
+    """What the keys currently act on."""
 
     LIST = "list"
     FILTER = "filter"
@@ -286,7 +286,7 @@ class Mode(Enum):
 
 
 class Order(Enum):
-    """What a key asks of who owns the terminal."""
+    """What a key requests from the owner of the terminal."""
 
     NOTHING = "nothing"
     QUIT = "quit"
@@ -298,8 +298,8 @@ class Order(Enum):
 class TopState:
     """The state of the screen; ``page`` is how many rows fit on it.
 
-    Once it was moved, the cursor follows its tunnel and not its line: what is under it when e is
-    pressed is what was there when the eye saw it.
+    Once moved, the cursor follows its tunnel and not its line, so that e ends the tunnel that the
+    user saw under it.
     """
 
     sort: str = "rate"
@@ -318,12 +318,12 @@ class TopState:
 
     @property
     def line(self) -> int:
-        """Where the cursor is among the rows; -1 when there are none."""
+        """The index of the cursor's row; -1 without rows."""
         return self._line if self.rows else -1
 
     @property
     def first(self) -> int:
-        """The first row that is on the screen."""
+        """The first row on the screen."""
         return self._first
 
     def take(self, rows: list[TunnelRow]) -> None:
@@ -333,12 +333,12 @@ class TopState:
             self._arrange()
 
     def fit(self, page: int) -> None:
-        """So many rows fit now."""
+        """Set how many rows fit."""
         self.page = max(1, page)
         self._scroll()
 
     def key(self, name: str) -> Order:
-        """Do what a key says."""
+        """Handle a key."""
         match self.mode:
             case Mode.FILTER:
                 self._filter_key(name)
@@ -415,7 +415,7 @@ class TopState:
         return Order.NOTHING
 
     def _arrange(self) -> None:
-        """Choose and sort, and put the cursor where its tunnel is now."""
+        """Filter and sort, and move the cursor to its tunnel."""
         word = self.filter.casefold()
         chosen = [row for row in self._all if not word or word in _text(row)]
         self.rows = sorted(chosen, key=SORTS[self.sort], reverse=self.reverse)
@@ -429,7 +429,7 @@ class TopState:
 
     def _move(self, line: int) -> None:
         self._line = max(0, min(line, len(self.rows) - 1))
-        # At the top it stays with the first line, as everybody who only watches wants.
+        # At the top the cursor stays on the first line, for users who only watch.
         self._cursor = self.rows[self._line].key if self.rows and self._line else None
         self._scroll()
 

@@ -1,6 +1,6 @@
-"""The tunnels of several programs as rows: chosen, sorted, with rates between two looks.
+"""The tunnels of several programs as rows: filtered, sorted, with rates between two queries.
 
-For ``isthmus tunnels`` and ``isthmus top``. Pure: programs come in as they were seen.
+For ``isthmus tunnels`` and ``isthmus top``. Pure: takes the answers of programs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Any
 from isthmus.frame.model.snapshot import camel
 from isthmus.tools.watching.looking import Seen, items, names_of, number, text
 
-#: A tunnel among those of all programs: the program's URL, and its number there.
+#: Identifies a tunnel among those of all programs: the program's URL, and its number there.
 Key = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelRow:
-    """One tunnel; ``rate`` is bytes per second both ways, None before a second look.
+    """One tunnel; ``rate`` is bytes per second both ways, None before the second query.
 
-    ``relay`` is the other server that has the agent, if one has.
+    ``relay`` is the other server that the agent is linked to, if any.
     """
 
     url: str
@@ -43,21 +43,21 @@ class TunnelRow:
 
     @property
     def key(self) -> Key:
-        """What tells it from every other."""
+        """The key that identifies the tunnel."""
         return self.url, self.id
 
     @property
     def why(self) -> str:
-        """Why it does not move, or who is slow; empty when all is well."""
+        """Why no bytes move, or which side is slow; empty if neither."""
         return self.stalled or self.slow
 
     @property
     def bytes(self) -> int:
-        """What it has carried both ways."""
+        """The bytes carried in both directions."""
         return self.to_target + self.to_client
 
 
-#: What rows can be sorted by, each the largest or the oldest first but for words.
+#: The sort keys: the largest, oldest or stalled first; names in order.
 SORTS: dict[str, Callable[[TunnelRow], Any]] = {
     "age": lambda row: -row.age_s,
     "bytes": lambda row: -row.bytes,
@@ -70,9 +70,9 @@ SORTS: dict[str, Callable[[TunnelRow], Any]] = {
 
 
 def rows_of(programs: Sequence[Seen], *, once: bool = False) -> list[TunnelRow]:
-    """The tunnels of programs; ``once``: one that server and agent both show is the server's.
+    """The tunnels of programs; with ``once`` a tunnel of both server and agent is the server's.
 
-    So is one that two servers show, of which one relays: it is that of who was asked first.
+    A tunnel of two servers, one of which relays, belongs to the server that the client asked.
     """
     names = names_of(programs)
     rows = [
@@ -117,7 +117,7 @@ def _row(url: str, server: str, tunnel: dict[str, Any]) -> TunnelRow:
 def chosen(
     rows: Iterable[TunnelRow], *, stalled: bool = False, agent: str = "", target: str = ""
 ) -> list[TunnelRow]:
-    """The rows that are asked for; ``target`` is a pattern for host and port, or for either."""
+    """The rows that match; ``target`` is a pattern for host and port, or for either."""
     return [
         row
         for row in rows
@@ -134,16 +134,16 @@ def _is_target(target: str, pattern: str) -> bool:
 
 
 class Rates:
-    """Bytes per second of each tunnel, from one look to the next."""
+    """Bytes per second of each tunnel, from one query to the next."""
 
     def __init__(self) -> None:
         self._before: dict[Key, int] = {}
         self._at_s = 0.0
 
     def take(self, rows: Sequence[TunnelRow], *, now: float) -> list[TunnelRow]:
-        """Give the rows their rates; None for those that were not there at the last look.
+        """Set the rates of rows; None for tunnels that are new since the last query.
 
-        A tunnel of the same number with fewer bytes is another one: its program was restarted.
+        A tunnel with the same number and fewer bytes is another tunnel: its program was restarted.
         """
         over_s = now - self._at_s
         before, self._before, self._at_s = self._before, {row.key: row.bytes for row in rows}, now
@@ -156,7 +156,7 @@ class Rates:
 
 
 def tunnel_json(row: TunnelRow) -> dict[str, Any]:
-    """A tunnel for machines, with the keys of the snapshot."""
+    """A tunnel for JSON and YAML, with the keys of the snapshot."""
     renamed = {
         "url": "admin",
         "agent": "agentId",
