@@ -1,1 +1,1 @@
-"""The isthmus command, one file per sub-command."""
+"""The isthmus command line: finding sub-commands, completion, and the kubectl plugin."""

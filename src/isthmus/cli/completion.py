@@ -1,8 +1,9 @@
-"""What a shell completes: click's completion, taught our flags.
+"""Shell completion: click's completion, extended for our flags.
 
-Click knows commands and its own options. Added here: flags that are declared settings, booleans as
-Go reads them, lists with commas, files where help says FILE, and values after ``--flag=`` in every
-shell. ``isthmus completion`` prints the script with which a shell asks; loaded for both alone.
+Click completes commands and its own options. Added here: flags of declared settings, booleans as
+Go parses them, lists with commas, files if the metavar is FILE, and values after ``--flag=`` in
+every shell. ``isthmus completion`` prints the script for a shell. Only these two uses load this
+module.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from click.shell_completion import (
     FishComplete,
     ShellComplete,
     ZshComplete,
-    # Private, and the only way to the parameter that is being completed.
+    # Private, and the only way to get the parameter that is being completed.
     _resolve_context,
     _resolve_incomplete,
     add_completion_class,
@@ -33,13 +34,13 @@ _PLACES = re.compile(r"\b(FILE|PATH|DIR)\b")
 
 
 class OurFlags(ShellComplete):
-    """Finds what the word at the cursor can be."""
+    """Finds the completions of the word at the cursor."""
 
-    #: Whether the shell takes ``--flag=value`` for one word, all of which is replaced.
+    #: Whether the shell treats ``--flag=value`` as one word and replaces all of it.
     whole_words = True
 
     def get_completions(self, args: list[str], incomplete: str) -> Items:
-        """What can come here; nothing when the words before make no sense."""
+        """The completions; none if the words before are invalid."""
         try:
             ctx = _resolve_context(self.cli, self.ctx_args, self.prog_name, args)
             if isinstance(ctx.command, FlagCommand):
@@ -88,7 +89,7 @@ def _beginning(choices: Iterable[str], before: str, word: str) -> Items:
 
 
 def _of_place(metavar: str, word: str) -> Items:
-    """Files or directories, which the shell itself finds, where the metavar says so."""
+    """Files or directories, which the shell itself finds, if the metavar names them."""
     places = set(_PLACES.findall(metavar))
     if not places or "=" in metavar:
         return []
@@ -96,18 +97,18 @@ def _of_place(metavar: str, word: str) -> Items:
 
 
 class Bash(OurFlags, BashComplete):
-    """Bash, for which ``=`` is a word of its own."""
+    """Bash, which treats ``=`` as a separate word."""
 
     whole_words = False
 
     def source(self) -> str:
-        """The script; whoever has a bash older than 4.4 finds out soon enough."""
+        """The script, without click's check for bash 4.4, which starts bash."""
         return ShellComplete.source(self)
 
     def get_completion_args(self) -> tuple[list[str], str]:
         """The words before the cursor, and the one at it."""
         args, incomplete = super().get_completion_args()
-        # --flag=value comes in three words, of which the last may not be there yet.
+        # --flag=value comes as three words, of which the last may be missing.
         words: list[str] = []
         for word in (*args, incomplete):
             goes_on = bool(words) and words[-1].startswith("-")
@@ -119,7 +120,7 @@ class Bash(OurFlags, BashComplete):
 
 
 class Zsh(OurFlags, ZshComplete):
-    """Zsh, with files also after ``--flag=``."""
+    """Zsh, which completes files after ``--flag=``, too."""
 
     source_template = ZshComplete.source_template.replace(
         "_path_files -", "compset -P 1 '--*='; _path_files -"
@@ -127,7 +128,7 @@ class Zsh(OurFlags, ZshComplete):
 
 
 class Fish(OurFlags, FishComplete):
-    """Fish, with files also after ``--flag=``; values and helps may have commas."""
+    """Fish, which completes files after ``--flag=``, too; values and help may have commas."""
 
     source_template = re.sub(
         r"(__fish_complete_\w+) \$metadata\[2\];",
@@ -154,7 +155,7 @@ for _name, _class in SHELLS.items():
 def command(shell: str) -> int:
     """Print a script that completes commands in a shell
 
-    The script asks isthmus itself, so it stays right when isthmus is updated. It needs bash 4.4 or
+    The script calls isthmus, so it needs no update when isthmus is updated. It needs bash 4.4 or
     later, and in zsh `autoload -U compinit; compinit` before it.
 
     \b

@@ -1,7 +1,7 @@
 """The reference pages of the flags, written from the declarations.
 
-``python -m isthmus.cli.flagdocs`` writes server-flags.md, agent-flags.md and one for every other
-program into docs/reference; a test fails when they are not what this would write.
+``python -m isthmus.cli.flagdocs`` writes server-flags.md, agent-flags.md and a page for every other
+program into docs/reference; a test fails if they are out of date.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The ``isthmus`` command: finds the sub-command, runs it, and says what went wrong in one line.
+"""The ``isthmus`` command: finds and runs the sub-command, and prints errors as one line.
 
-A sub-command's module, with ``command`` or a command of its own name in it, is imported when it
-is asked for and not before: ``isthmus --help`` and a typing error cost next to nothing.
+A sub-command's module, which contains ``command`` or a command of its name, is imported only when
+it runs, so that ``isthmus --help`` and the error for a typo are fast.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from isthmus.text.suggestions import nearest
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# By what somebody wants to do; a command's module is imported when it is needed.
+# Grouped by task; a command's module is imported when it is needed.
 _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Try it": {
         "up": ("tools.up.command", "Start a server, an agent and a demo target in this terminal"),
@@ -93,16 +93,16 @@ _GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     },
 }
 _LISTED = {name: it for group in _GROUPS.values() for name, it in group.items()}
-#: What each command says of itself.
+#: The short help of each command.
 COMMANDS = {name: says for name, (_, says) in _LISTED.items()}
 _WIDEST = max(map(len, COMMANDS))
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
-#: What becomes of output on a full disk, or on one that fails; a closed pipe is click's part.
+#: Errors of writing output to a full or failing disk; click handles a closed pipe.
 _NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
-# Help is wrapped between words only: --server-port and kube-proxy stay whole. click has no option.
+# Wrap help only between words: --server-port and kube-proxy stay whole. click has no option for it.
 TextWrapper.wordsep_re = TextWrapper.wordsep_simple_re
-# Our help has no escape sequences; looking for them takes a tenth of the time of `server --help`.
+# Our help has no escape sequences; searching for them takes a tenth of `server --help`'s time.
 vars(click._textwrap)["term_len"] = len
 _TEXTS = (click.types.StringParamType, click.Path)
 _WATCHED: WeakSet[click.Command] = WeakSet()
@@ -141,13 +141,13 @@ class LazyGroup(click.Group):
             ConfigError: there is no such command.
         """
         wrong = args[0] not in COMMANDS and not args[0].startswith("-")
-        if wrong and not ctx.resilient_parsing:  # a shell that completes wants no sentence
+        if wrong and not ctx.resilient_parsing:  # completion prints no error
             known = [*COMMANDS, "--help", "--version"]  # kubectl has commands for these
             raise ConfigError(f"unknown command {args[0]!r}{nearest(args[0], known)}")
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
-        """Give a shell the names of commands, without importing any."""
+        """Complete the names of commands, without importing any."""
         from click.shell_completion import CompletionItem
 
         return [
@@ -173,7 +173,7 @@ def program_command(name: str) -> click.Command:
 
 
 def add_no_color(command: click.Command) -> None:
-    """Give --no-color to a command and those below it."""
+    """Add --no-color to a command and its sub-commands."""
     for each in _below(command):
         add_no_color(each)
     if all(one.name != NO_COLOR.name for one in command.params):
@@ -181,9 +181,9 @@ def add_no_color(command: click.Command) -> None:
 
 
 def keep_help_names(command: click.Command) -> None:
-    """Have a command, and those below it, answer to -h in whatever context they come to be.
+    """Make a command and its sub-commands accept -h in every context.
 
-    click keeps the help option of the first context that asks, as that one names it.
+    click caches the help option with the names of the first context that uses it.
     """
     for each in _below(command):
         keep_help_names(each)
@@ -191,9 +191,9 @@ def keep_help_names(command: click.Command) -> None:
 
 
 def refuse_twice(command: click.Command) -> None:
-    """Have a command, and those below it, refuse a text that comes a second time.
+    """Make a command and its sub-commands refuse a value that is given twice.
 
-    click would take the last and say nothing. Settings decide by themselves (``Option.takes_one``).
+    click would silently take the last. Settings have their own rule (``Option.takes_one``).
     """
     for each in _below(command):
         refuse_twice(each)
@@ -260,7 +260,7 @@ def help(words: tuple[str, ...]) -> int:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code: 2 for a wrong flag, file or certificate."""
-    if "_ISTHMUS_COMPLETE" in os.environ:  # a shell asks: click answers, with our flags
+    if "_ISTHMUS_COMPLETE" in os.environ:  # set by the shell's completion script
         import_module("isthmus.cli.completion")
     return run(cli, "isthmus", args)
 
@@ -293,14 +293,14 @@ def run(command: click.Command, name: str, args: Sequence[str] | None) -> int:
     except OSError as error:
         if error.errno not in _NOT_WRITTEN or error.filename is not None:
             raise
-        # Who closes the streams at the end would try once more, and complain.
+        # Closing the streams at exit would try to write again, and print an error.
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # lives as long as the process
         return say(f"cannot write the output: {error.strerror}", 1)
     return result if isinstance(result, int) else 0
 
 
 def _open_missing_streams() -> None:
-    """Have all three streams: Python has None for one that was closed before it began (``>&-``)."""
+    """Open all three streams: Python sets a stream to None that was closed at start (``>&-``)."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  # as long as the process
@@ -324,10 +324,10 @@ def _unknown_command(error: click.exceptions.NoSuchCommand) -> str:
 
 
 def _missing(error: click.MissingParameter) -> str:
-    """Every required flag and argument that was not given; click names the first."""
+    """Every missing required flag and argument; click names only the first."""
     ctx = error.ctx
     assert ctx is not None
-    # What was given is read first.
+    # Values that were given are parsed first.
     missing = [one for one in ctx.command.params if one.required and one.name not in ctx.params]
     names = [
         one.make_metavar(ctx).removesuffix("...")
@@ -341,14 +341,14 @@ def _missing(error: click.MissingParameter) -> str:
 
 
 def _near_choice(error: click.BadParameter) -> str:
-    """Suggest the choice nearest to a wrong one; click keeps it only in its sentence."""
+    """Suggest the choice nearest to a wrong one; click has it only in its message."""
     kind = error.param.type if error.param else None
     wrong = re.match(r"'(.*)' is not one of ", error.message)
     return nearest(wrong[1], list(kind.choices)) if wrong and isinstance(kind, click.Choice) else ""
 
 
 def _sentence(message: str) -> str:
-    """Click's words as one sentence in our form: no capital, no full stop, one line."""
+    """Click's message in our form: lower case, no full stop, one line."""
     text = " ".join(message.split()).removesuffix(".")
     return text[:1].lower() + text[1:]
 

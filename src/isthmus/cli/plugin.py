@@ -1,7 +1,7 @@
-"""``kubectl isthmus``: the commands that look at programs, for those in the pods of a cluster.
+"""``kubectl isthmus``: the commands that show programs, for the pods of a cluster.
 
-kubectl runs ``kubectl-isthmus`` from PATH for it, and ``kubectl_complete-isthmus`` to complete its
-words. The commands are those of ``isthmus``: only how programs are found differs, which is in
+kubectl runs ``kubectl-isthmus`` from PATH, and ``kubectl_complete-isthmus`` for completion. The
+commands are those of ``isthmus``; only the search for programs differs, which is in
 ``tools/kubectl``.
 """
 
@@ -31,9 +31,9 @@ from isthmus.tools.watching.admin_flags import FINDER
 NAME = "kubectl isthmus"
 _CLUSTER = "isthmus.cli.plugin.cluster"
 _COMPLETE_S = 5.0
-#: Directives of cobra, which kubectl completes with: files may follow, or nothing else.
+#: Directives of cobra, kubectl's completion: complete files as well, or nothing else.
 _FILES, _NO_FILES = 0, 4
-#: The commands, in the order of help, with an example of each.
+#: The commands in the order of the help, each with an example.
 _EXAMPLES = {
     "status": "kubectl isthmus status -n isthmus-system",
     "top": "kubectl isthmus top -l isthmus.dev/program=server",
@@ -43,17 +43,17 @@ _EXAMPLES = {
     "doctor": "kubectl isthmus doctor -A -o json",
     "support-bundle": "kubectl isthmus support-bundle -n isthmus-system -f bundle.tar.gz",
 }
-#: Of which programs a command asks the pods; of all others where it is not named.
+#: The programs that a command queries; a command that is not listed queries all.
 _ONLY = {"agents": ("server",)}
-#: What is watched all the time keeps its port-forwards.
+#: Commands that watch continuously keep their port-forwards.
 _MOST = {"top": MOST_OPEN}
-#: Parameters that make no sense in a cluster, and what they are then.
+#: Parameters that do not apply to a cluster, and their values there.
 _WITHOUT: dict[str, Any] = {"urls": (), "target": None}
 _EXAMPLE = re.compile(r"\n+\x08\nExample:.*", re.DOTALL)
 
 
 def _parameters() -> list[click.Parameter]:
-    """The flags that choose pods, for every command; the same before and after its name."""
+    """The flags that select pods, for every command; accepted before and after its name."""
     own = [
         click.Option(
             ["-n", "--namespace"], metavar="NAMESPACE", shell_complete=_asked("namespace"),
@@ -84,7 +84,7 @@ def _handed_on(name: str, says: str) -> click.Option:
 
 
 def _take(ctx: click.Context, given: dict[str, Any]) -> Cluster:
-    """Take the flags that choose pods out of what was given; those typed last count."""
+    """Remove the flags that select pods from the parameters; the last of each counts."""
     cluster: Cluster = ctx.find_root().meta[_CLUSTER]
     for parameter in _parameters():
         assert parameter.name is not None
@@ -126,7 +126,7 @@ def _of_cluster(command: click.Command, name: str) -> click.Command:
         "callback": partial(_call, command.callback, name, without),
         "context_settings": command.context_settings,
     }
-    # The doctor's commands are programs whose flags it examines on this machine.
+    # The doctor's sub-commands check the flags of a program for this machine.
     if not isinstance(command, click.Group) or name == "doctor":
         return click.Command(command.name, **settings)
     below = {one: _of_cluster(it, f"{name} {one}") for one, it in command.commands.items()}
@@ -134,7 +134,7 @@ def _of_cluster(command: click.Command, name: str) -> click.Command:
 
 
 def _apart(parameter: click.Parameter, taken: Collection[str]) -> click.Parameter:
-    """The parameter without its names that kubectl's users know for something else."""
+    """The parameter without names that have another meaning in kubectl."""
     made = copy.copy(parameter)
     made.opts = [opt for opt in parameter.opts if opt not in taken]
     return made
@@ -152,7 +152,7 @@ def _call(
 
 
 def _asked(name: str) -> Callable[..., list[CompletionItem]]:
-    """What kubectl itself would complete after this flag."""
+    """kubectl's own completion of this flag's value."""
 
     def found(ctx: click.Context, param: click.Parameter, word: str) -> list[CompletionItem]:
         return _kubectl_completes(ctx, ["get", "pods", f"--{name.replace('_', '-')}", word])
@@ -205,8 +205,8 @@ def _kubectl_completes(ctx: click.Context, words: Sequence[str]) -> list[Complet
 def cli(ctx: click.Context, /, **given: Any) -> None:
     """Look at the Isthmus programs in a cluster, all at once
 
-    Finds pods by the label isthmus.dev/program and asks their admin ports through kubectl
-    port-forward. A pod that cannot be reached costs one line on standard error.
+    Finds pods by the label isthmus.dev/program and queries their admin ports through kubectl
+    port-forward. For a pod that cannot be reached it prints one line on standard error.
 
     \b
     Example:
@@ -223,14 +223,14 @@ def cli(ctx: click.Context, /, **given: Any) -> None:
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the plugin and return the exit code."""
-    if args is None:  # a process of our own: port-forwards end with it, however it is told to end
+    if args is None:  # run as a process: port-forwards end with it on every signal
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: sys.exit(128 + number))
     return run(cli, NAME, args)
 
 
 def complete(args: Sequence[str] | None = None) -> int:
-    """Answer kubectl, which wants to complete the last of the words."""
+    """Answer kubectl's request to complete the last word."""
     from isthmus.cli.completion import OurFlags
 
     words = list(sys.argv[1:] if args is None else args)

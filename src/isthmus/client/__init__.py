@@ -1,11 +1,11 @@
-"""The public library: connections to a destination in a network, as the configuration says.
+"""The public library: connections to destinations in networks that a configuration defines.
 
     async with ConnectivityService.from_file("connectivity.yaml") as service:
         dialer = service.dialer(NetworkContext("cluster", user="alice"))
         async with await dialer.dial("tcp", "10.0.0.5:443") as connection:
             ...
 
-Adapters are modules of their own, which import their library: isthmus.client.httpx, .aiohttp,
+Each adapter is a separate module that imports its library: isthmus.client.httpx, .aiohttp,
 .urllib3, .kubernetes; isthmus.client.blocking is for code without an event loop.
 """
 
@@ -35,8 +35,8 @@ __all__ = [
     "start_tls",
 ]
 
-# Imported when they are asked for: the terminal's tools want isthmus.client.admin alone, and all of
-# this would double the time that they take to start (0.13 s).
+# Imported on first use: the terminal tools need isthmus.client.admin alone, and importing all of
+# this would double their start-up time (0.13 s).
 _WHERE = {
     "ConfigError": "isthmus.errors",
     "Connection": "isthmus.client.stream",

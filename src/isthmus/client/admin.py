@@ -1,8 +1,8 @@
-"""A client of the admin ports: what the terminal tools, doctor and the merged dashboard ask with.
+"""A client of the admin ports, for the terminal tools, doctor and the merged dashboard.
 
-Plain http.client, so that a command starts fast, and no proxy: an admin port is reached directly
-or not at all. Each request has a connection of its own, so one client serves several threads. What
-the paths answer is docs/admin-port.md.
+It uses http.client, so that a command starts fast, and no proxy: an admin port is reached directly
+or not at all. Each request opens its own connection, so one client serves several threads.
+docs/admin-port.md describes the paths.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_TOKEN_BYTES = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What an admin port said, whatever its status."""
+    """An answer of an admin port, with any status."""
 
     status: int
     text: str
@@ -43,32 +43,32 @@ class Reach(Protocol):
 
     @property
     def address(self) -> str:
-        """The host and port to show people and to tell programs apart by."""
+        """The host and port to show, which distinguish programs."""
 
     def connect(self) -> socket.socket:
-        """Open a connection, within a bound of its own; ``release`` follows when it is closed.
+        """Open a connection, with its own timeout; ``release`` follows when it is closed.
 
         Raises:
-            OSError: there is none; the text is the reason.
+            OSError: connecting failed; the text is the reason.
         """
 
     def release(self) -> None:
-        """Say that a connection is closed."""
+        """Report that a connection is closed."""
 
     def complaint(self) -> str:
-        """The reason why a connection that was open failed; empty if that is not known."""
+        """The reason why an open connection failed; empty if unknown."""
 
     def at(self, port: int) -> Reach:
         """The way to another port of the same program."""
 
 
 class AdminClient:
-    """Asks one admin port; ``url`` as ``http://127.0.0.1:8095``, or without its scheme.
+    """Queries one admin port; ``url`` is like ``http://127.0.0.1:8095``, or has no scheme.
 
-    Without a scheme it is http on loopback and https anywhere else. ``timeout_s`` bounds the
-    connecting, and the time from the beginning to the head of an answer and to the last piece of
-    its body. With a ``reach`` connections are opened through it: the host of ``url`` is then the
-    one that the program binds and its certificate names. Safe to use from several threads.
+    Without a scheme it is http on loopback and https elsewhere. ``timeout_s`` bounds connecting,
+    and the time from the start to the head and to the end of an answer. With a ``reach``
+    connections are opened through it: the host of ``url`` is then the address that the program
+    binds and its certificate names. Several threads may use one client.
 
     Raises:
         ConfigError: the URL, a file or the token cannot be used; nothing was sent.
@@ -88,7 +88,7 @@ class AdminClient:
         self._reach = reach
         self._https, self._host, self._port, self._prefix = _read_url(url)
         host = f"[{self._host}]" if ":" in self._host else self._host
-        #: host:port, as people name the program.
+        #: host:port, the name of the program for people.
         self.address = reach.address if reach else f"{host}:{self._port}"
         self.url = f"{'https' if self._https else 'http'}://{self.address}{self._prefix}"
         self._headers = {"User-Agent": f"isthmus/{__version__}", "Accept": "application/json, */*"}
@@ -102,19 +102,19 @@ class AdminClient:
 
     @property
     def reached(self) -> bool:
-        """Whether there is another way to it than the network."""
+        """Whether connections go through a ``reach`` instead of the network."""
         return self._reach is not None
 
     def get(self, path: str) -> dict[str, Any]:
-        """Ask for a JSON object.
+        """Request a JSON object.
 
         Raises:
-            AdminError: there was none; ``status`` 404 is a program that does not know the path.
+            AdminError: there was none; ``status`` 404: the program does not know the path.
         """
         return self._object(path, self.text(path))
 
     def get_if_known(self, path: str) -> dict[str, Any] | None:
-        """Ask for a JSON object; None from a program, perhaps an older one, without that path.
+        """Request a JSON object; None from a program, perhaps an older one, without that path.
 
         Raises:
             AdminError: as ``get``, for every other reason.
@@ -127,13 +127,13 @@ class AdminClient:
             raise
 
     def text(self, path: str) -> str:
-        """Ask for a text.
+        """Request a text.
 
         A redirect to another port of the same host is followed once, without any credentials: an
         agent's metrics are on its health port.
 
         Raises:
-            AdminError: it could not be asked, or its status was not 200.
+            AdminError: the program did not answer, or its status was not 200.
         """
         answer = self.ask(path)
         if answer.status != 200:
@@ -141,10 +141,11 @@ class AdminClient:
         return answer.text
 
     def post(self, path: str, *, intent: str = "end") -> dict[str, Any]:
-        """Ask for a change, with the header that says it is meant; the answer's JSON object.
+        """Request a change, with the header that confirms the intent; returns the JSON object.
 
         Raises:
-            AdminError: it was not done, or nobody knows: after TIMED_OUT it may have been.
+            AdminError: the change failed, or its result is unknown: after TIMED_OUT it may have
+                been made.
         """
         answer = self._exchange("POST", path, {**self._headers, "X-Isthmus-Intent": intent})[0]
         if answer.status != 200:
@@ -152,10 +153,10 @@ class AdminClient:
         return self._object(path, answer.text)
 
     def ask(self, path: str) -> Answer:
-        """Ask for a path, whatever the status of the answer.
+        """Request a path; the answer may have any status.
 
         Raises:
-            AdminError: there was no answer, or one that is too large.
+            AdminError: there was no answer, or it is too large.
         """
         answer, moved = self._exchange("GET", path, self._headers)
         if answer.status in (301, 302, 307, 308) and moved:
@@ -194,7 +195,7 @@ class AdminClient:
             connection = http.client.HTTPSConnection(
                 self._host, self._port, timeout=self._timeout_s, context=self._context
             )
-        # The timeout of a socket is for each piece, and the pieces of a head can be small.
+        # A socket's timeout applies to each read, and the pieces of a head can be small.
         late = threading.Timer(self._timeout_s, _hang_up, (connection,))
         late.daemon = True
         late.start()
@@ -244,14 +245,14 @@ class AdminClient:
                 )
             if time.monotonic() > due:
                 raise TimeoutError
-        if response.length:  # what Content-Length still promises
+        if response.length:  # the rest of Content-Length
             raise http.client.IncompleteRead(b"", response.length)
         return b"".join(pieces).decode("utf-8", "replace")
 
     def _object(self, path: str, text: str) -> dict[str, Any]:
         try:
             found = json.loads(text)
-        except (ValueError, RecursionError):  # the latter by [[[[…
+        except (ValueError, RecursionError):  # the latter for [[[[…
             found = None
         if not isinstance(found, dict):
             raise AdminError(
@@ -289,15 +290,15 @@ def _hang_up(connection: http.client.HTTPConnection) -> None:
     sock = connection.sock
     if sock is not None:
         with contextlib.suppress(OSError):
-            # Of the socket itself: whoever reads in another thread still needs what is of TLS.
+            # Shut down the plain socket: a reader in another thread still needs the TLS state.
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def read_token(path: str) -> str:
-    """Read a token from a file, without the white space around it.
+    """Read a token from a file, without surrounding white space.
 
     Raises:
-        ConfigError: the file cannot be read, or has no token in it.
+        ConfigError: the file cannot be read, or contains no token.
     """
     try:
         with open(path, "rb") as file:
@@ -311,7 +312,7 @@ def read_token(path: str) -> str:
 
 
 def _read_url(text: str) -> tuple[bool, str, int, str]:
-    """Whether it is https, its host and port, and the path before every path."""
+    """Whether the URL is https, its host and port, and the prefix of every path."""
     with_scheme = text if "://" in text else f"//{text}"
     try:
         url = urlsplit(with_scheme)
@@ -339,7 +340,7 @@ def _trust(cacert: str, cert: str, key: str) -> ssl.SSLContext:
         raise ConfigError("--key needs --cert as well")
     if cert:
         try:
-            # Without a password it would ask for one at the terminal.
+            # Without a password OpenSSL would ask for one at the terminal.
             context.load_cert_chain(cert, key or None, password="")
         except OSError as exc:
             name = f"{cert} and --key {key}" if key else cert
@@ -366,7 +367,7 @@ _SHOWN_CHARS = 200
 
 
 class Trouble(Enum):
-    """Why an admin port did not give what it was asked for."""
+    """Why a request to an admin port failed."""
 
     REFUSED = "nothing listens there"
     UNREACHABLE = "cannot be reached"
@@ -382,7 +383,7 @@ class Trouble(Enum):
 
 
 class AdminError(ConfigError):
-    """An admin port did not give what it was asked for: one sentence, and why as data.
+    """A request to an admin port failed: a message, and the reason as data.
 
     ``status`` is the HTTP status, 0 when there was none.
     """
@@ -394,13 +395,13 @@ class AdminError(ConfigError):
 
 
 def explain(exc: Exception, *, https: bool) -> tuple[Trouble, str]:
-    """Say why there was no answer; ``https`` is what was tried."""
+    """The reason why there was no answer; ``https`` is whether TLS was used."""
     match exc:
         case ssl.SSLCertVerificationError():
             said = first_line(exc.verify_message).removesuffix(".")
             return Trouble.TLS, f"its certificate is not trusted: {said}; see --cacert"
         case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
-            # Without its alert, where we were still writing when it closed.
+            # Without its alert, if we were still writing when it closed.
             return Trouble.TLS, "hung up without an answer; perhaps it wants a client certificate"
         case ssl.SSLError() if exc.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST"):
             return Trouble.TLS, "does not speak TLS; use http://"
@@ -432,6 +433,6 @@ def _words(reason: str | None) -> str:
 
 
 def first_line(text: str) -> str:
-    """Cut out the first line of what a peer said, cut and safe for a terminal."""
+    """The first line of a peer's text, shortened and safe for a terminal."""
     line = next(iter(text.strip().splitlines()), "")[:_SHOWN_CHARS]
     return "".join(char if char.isprintable() else "�" for char in line).removesuffix(".")

@@ -35,10 +35,10 @@ _ERRNO = {
 
 
 class Connector(aiohttp.BaseConnector):
-    """Gives a session the connections of one dialer; WebSockets work, too.
+    """Gives a session the connections of one dialer, including WebSockets.
 
-    ``ssl`` is for targets, as aiohttp has it: True, False or a context of your own. A request's
-    proxy is an error, since it would go round the service.
+    ``ssl`` is for targets, as in aiohttp: True, False or an SSL context. A request's proxy is an
+    error, since it would bypass the service.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Connector(aiohttp.BaseConnector):
         self._dialer = dialer
         self._trust = ssl
 
-    # The one method that connectors have to give; aiohttp's own are made so.
+    # The one method that a connector must have; aiohttp's own connectors override it, too.
     async def _create_connection(
         self, req: ClientRequest, traces: list[Any], timeout: aiohttp.ClientTimeout
     ) -> ResponseHandler:
@@ -99,7 +99,7 @@ class Connector(aiohttp.BaseConnector):
         return protocol
 
     def _context(self, req: ClientRequest) -> tls.SSLContext | None:
-        """The context for a request: its own word first, then the connector's."""
+        """The SSL context for a request: that of the request, or else the connector's."""
         if not req.is_ssl():
             return None
         wanted: object = req.ssl if req.ssl is not True else self._trust

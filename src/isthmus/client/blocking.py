@@ -1,8 +1,8 @@
-"""The library for code without an event loop: connections as ordinary blocking sockets.
+"""The library for code without an event loop: connections as blocking sockets.
 
-The loop is in a thread of its own, which moves the bytes; it ends with ``close()`` or the process.
-For libraries that take a proxy and nothing else there is one on loopback: it speaks HTTP CONNECT,
-is there for one context, and asks for a password that only its maker knows, as anybody on this
+The event loop runs in its own thread, which moves the bytes; it ends with ``close()`` or the
+process. For libraries that accept only a proxy there is one on loopback: it speaks HTTP CONNECT,
+serves one context, and requires a password that only its caller gets, since every user of this
 machine can reach its port.
 """
 
@@ -33,17 +33,17 @@ from isthmus.wire.http_connect import BadRequest, ConnectRequest, HeadReader, es
 HEAD_S = 10.0
 DIAL_S = 30.0
 GOODBYE_S = 2.0
-#: Connections that have no tunnel yet; beyond them others wait to be accepted.
+#: Connections that have no tunnel yet; beyond that, new ones wait to be accepted.
 MOST_ASKING = 64
 _READ_BYTES = 64 * 1024
 _USER = "isthmus"
-#: A full table of descriptors empties again; until then there is no hurry.
+#: How long to wait when there are no free descriptors.
 _ACCEPT_AGAIN_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalProxy:
-    """Where the proxy is, and what it wants to hear. ``url`` has no password in it."""
+    """The proxy's address and its password, which ``url`` does not contain."""
 
     host: str
     port: int
@@ -64,10 +64,10 @@ class LocalProxy:
 
 
 class ProxyPort:
-    """The listening side: give it to a task of the service's loop, which ends it by cancelling."""
+    """The listening side: run it as a task of the service's loop, and cancel the task to stop."""
 
     def __init__(self, service: ConnectivityService, context: NetworkContext | str) -> None:
-        service.dialer(context)  # an unknown network is told now
+        service.dialer(context)  # an unknown network is an error now
         self._service = service
         self._context = context
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=MOST_ASKING)
@@ -95,7 +95,7 @@ class ProxyPort:
         joined = False
         try:
             sock.setblocking(False)
-            with contextlib.suppress(OSError):  # TimeoutError, too: it says nothing, or is gone
+            with contextlib.suppress(OSError):  # TimeoutError, too: a silent or closed client
                 refusal = await self._connect(sock)
                 joined = not refusal
                 if refusal:
@@ -107,7 +107,7 @@ class ProxyPort:
                 sock.close()
 
     async def _connect(self, sock: socket.socket) -> bytes:
-        """Join the client to its target; or else what to answer."""
+        """Join the client to its target; or return the error answer."""
         buffer = bytearray()
         try:
             async with asyncio.timeout(HEAD_S):
@@ -118,7 +118,7 @@ class ProxyPort:
             request.header(b"proxy-authorization") or b"", self.proxy.authorization.encode()
         ):
             asks = [("Proxy-Authenticate", 'Basic realm="isthmus"')]
-            return reply(407, "the proxy wants its password", headers=asks)
+            return reply(407, "the proxy requires its password", headers=asks)
         try:
             await self._service.dialer(self._context).join_socket(
                 sock, request.target, answer=established(), early=bytes(buffer), timeout_s=DIAL_S
@@ -151,7 +151,7 @@ async def _read_head(sock: socket.socket, buffer: bytearray) -> ConnectRequest:
             return request
 
 
-#: A dial ends by its own deadline; this much later something is wrong with the loop.
+#: A dial ends by its own deadline; if it takes this much longer, the loop is broken.
 _SPARE_S = 10.0
 _CLOSED = "the service is closed"
 
@@ -203,30 +203,30 @@ class BlockingService:
         address: str | HostPort,
         timeout_s: float = DIAL_TIMEOUT_S,
     ) -> socket.socket:
-        """Open a connection; a blocking socket without a timeout, and the caller's to close.
+        """Open a connection; a blocking socket without a timeout, which the caller closes.
 
         Raises:
             UnknownNetworkError: the configuration has no such network.
             DialError: the target was not reached.
-            ValueError: the address is none.
+            ValueError: the address is invalid.
             RuntimeError: the service is closed, or belongs to the process before a fork.
         """
         future = self._submit(self._dial(context, address, timeout_s))
         try:
             sock = future.result(timeout_s + _SPARE_S)
         except CancelledError:
-            raise RuntimeError(_CLOSED) from None  # by another thread, meanwhile
+            raise RuntimeError(_CLOSED) from None  # another thread has closed it meanwhile
         except BaseException:
             future.cancel()
-            future.add_done_callback(_close_unwanted)  # it may have come at the last moment
+            future.add_done_callback(_close_unwanted)  # it may have connected just now
             raise
         sock.setblocking(True)
         return sock
 
     def proxy(self, context: NetworkContext | str) -> LocalProxy:
-        """Open a proxy on loopback for a library that takes nothing else; it ends with the service.
+        """Open a proxy on loopback for a library that accepts only that; it ends with the service.
 
-        Each call opens one. Whatever goes through it goes to the network of the context.
+        Each call opens another proxy. All its connections go to the network of the context.
 
         Raises:
             UnknownNetworkError: the configuration has no such network.
@@ -240,16 +240,16 @@ class BlockingService:
         return self._service.context_for(address)
 
     def close(self) -> None:
-        """Reset what is open, and end the thread."""
+        """Reset the open connections, and end the thread."""
         if self._closed or os.getpid() != self._pid:
             return
         with self._submitting:
             self._closed = True
-            with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+            with contextlib.suppress(RuntimeError):  # the loop has already ended
                 self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(self._service.grace_s + _SPARE_S)
 
-    # In the loop.
+    # Runs in the loop's thread.
 
     async def _dial(
         self, context: NetworkContext | str, address: str | HostPort, timeout_s: float
@@ -269,7 +269,7 @@ class BlockingService:
             raise RuntimeError(
                 "the service was made before a fork, and its thread is not in this process"
             )
-        # What comes before close() is begun before the loop hears of the end, and none after it.
+        # Under the lock, so that work is submitted before close() stops the loop or not at all.
         with self._submitting:
             if self._closed or not self._thread.is_alive():
                 work.close()
@@ -285,7 +285,7 @@ class BlockingService:
         except BaseException as exc:
             if self._started.is_set():
                 raise
-            self._failure = exc  # no more descriptors, as a rule
+            self._failure = exc  # usually no more descriptors
             self._started.set()
 
     async def _serve(self) -> None:

@@ -1,4 +1,4 @@
-"""Who asks for what: the network of a request, and what is sent along with it."""
+"""The context of a request: its network, and on whose behalf it is made."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from isthmus.wire.request_metadata import headers_of
 
 @dataclass(frozen=True, slots=True)
 class NetworkContext:
-    """The network that a connection belongs to, and optionally on whose behalf it is asked for.
+    """The network of a connection, and optionally on whose behalf it is requested.
 
-    ``name`` is controlplane (or master), cluster, etcd, direct or a name of your own; it is
-    compared without case. The rest is sent along to a connectivity server, which believes it only
-    of clients that proved who they are, and writes it into its audit log.
+    ``name`` is controlplane (or master), cluster, etcd, direct or a name of your own; case is
+    ignored. The other fields are sent to a connectivity server, which trusts them only from
+    authenticated clients, and writes them into its audit log.
 
     Raises:
-        ValueError: the name is empty, or a value is too long or cannot be shown.
+        ValueError: the name is empty, or a value is too long or not printable.
     """
 
     name: str
@@ -32,14 +32,14 @@ class NetworkContext:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a network context needs the name of a network")
-        groups = cast("Iterable[str]", self.groups)  # not everybody has a type checker
+        groups = cast("Iterable[str]", self.groups)  # not every caller uses a type checker
         if isinstance(groups, str):
-            raise ValueError(f"groups are several names, and {groups!r} is one")
+            raise ValueError(f"groups must be a list of names, not one name: {groups!r}")
         object.__setattr__(self, "groups", tuple(groups))
         headers_of(self.asking())
 
     def asking(self) -> RequestMetadata:
-        """What a server is told, within the trace that is current now."""
+        """The fields to send to a server, with the current trace."""
         traceparent, tracestate = current_trace()
         return RequestMetadata(
             network=self.name.lower(),
@@ -55,7 +55,7 @@ class NetworkContext:
 def current_trace() -> tuple[str, str]:
     """The W3C trace context of OpenTelemetry's current span; empty without one.
 
-    A program that makes spans has imported OpenTelemetry: it is not imported for others.
+    A program that makes spans has imported OpenTelemetry; it is not imported here.
     """
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:

@@ -1,9 +1,9 @@
-"""The dialer of a network context: opens connections in its network, as streams or real sockets.
+"""The dialer of a network context: opens connections in its network, as streams or sockets.
 
-For libraries that want a real socket the tunnel's end is joined to one of a pair. The pair is TCP
+For libraries that need a real socket the tunnel's end is joined to one of a pair. The pair is TCP
 over loopback, not socketpair(): a UNIX socket cannot be reset, and a reset that reads as an end of
-file makes a half answer look whole. Where there is no loopback (a network namespace whose ``lo`` is
-down) it is a UNIX pair all the same.
+file makes a partial answer look complete. Without loopback (a network namespace whose ``lo`` is
+down) a UNIX pair is used instead.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from isthmus.values import HostPort
 _LOOPBACK = "127.0.0.1"
 _PAIRING_S = 5.0
 _MOST_STRANGERS = 64
-# A closed socket half-closes first, and TCP does not say which of the two it was. Once the kernel
-# has forgotten the closed one (tcp_fin_timeout, 60 s) it answers a probe with a reset, and the
-# tunnel of a target that never ends its side ends here.
+# Closing a socket half-closes it first, and TCP does not distinguish the two. Once the kernel has
+# dropped the closed socket (tcp_fin_timeout, 60 s) it answers a probe with a reset, which ends the
+# tunnel to a target that never closes its side.
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
 
 
 def bridge(end: BaseEnd, poller: Poller, opened: Callable[[BaseEnd], None]) -> socket.socket:
-    """Give a socket that leads to where the end does; non-blocking, and the caller's to close.
+    """Make a socket that leads to the same target as the end; non-blocking, closed by the caller.
 
-    ``opened`` is told of the end in between, which whoever resets the other has to reset, too.
+    ``opened`` gets the end in between; code that resets the other end has to reset it as well.
 
     Raises:
         OSError: there are no more descriptors; the end is reset.
@@ -58,7 +58,7 @@ def given(
     answer: bytes,
     early: bytes,
 ) -> None:
-    """Join an end to a socket that somebody gave us; see Dialer.join_socket."""
+    """Join an end to a given socket; see Dialer.join_socket."""
     kept = Early()
     kept.buffer += early
     inside = SocketEnd(sock, poller, kept)
@@ -100,13 +100,13 @@ def _over_loopback() -> tuple[socket.socket, socket.socket]:
 
 
 def _accept_own(listener: socket.socket, own: object) -> socket.socket:
-    """Accept our own connection; anybody on this machine could have been faster."""
+    """Accept our own connection; another program on this machine may connect first."""
     for _ in range(_MOST_STRANGERS):
         kept, peer = listener.accept()
         if peer == own:
             return kept
         kept.close()
-    raise ConnectionError("others connect to every port of this machine")
+    raise ConnectionError("other programs keep connecting to ports of this machine")
 
 
 DIAL_TIMEOUT_S = 30.0
@@ -141,12 +141,12 @@ class Dialer:
         """Open a connection; ``network`` is "tcp", ``address`` is host:port, IPv6 in brackets.
 
         Raises:
-            DialError: the target was not reached; ``reason`` says why, as data.
-            ValueError: the address is none, or the network is not tcp.
+            DialError: the target was not reached; ``reason`` is the reason as data.
+            ValueError: the address is invalid, or the network is not tcp.
             RuntimeError: the service is closed, or belongs to another event loop.
         """
         if network != "tcp":
-            raise ValueError(f"unknown kind of connection {network!r}: only tcp is carried")
+            raise ValueError(f"unknown kind of connection {network!r}: only tcp is supported")
         target = _target(address)
         end = await self._reach(target, timeout_s)
         info: dict[str, object] = {
@@ -159,14 +159,14 @@ class Dialer:
     async def dial_socket(
         self, address: str | HostPort, *, timeout_s: float = DIAL_TIMEOUT_S
     ) -> socket.socket:
-        """Open a connection as a real, non-blocking socket, for libraries that want one.
+        """Open a connection as a real, non-blocking socket, for libraries that need one.
 
         A reset reads as a reset and a half-close as a half-close. The caller closes it. Bytes go
         through this service's event loop, which has to run as long as the socket is used.
 
         Raises:
             DialError: the target was not reached.
-            ValueError: the address is none.
+            ValueError: the address is invalid.
             OSError: there are no more descriptors.
         """
         end = await self._reach(_target(address), timeout_s)
@@ -181,9 +181,9 @@ class Dialer:
         early: bytes = b"",
         timeout_s: float = DIAL_TIMEOUT_S,
     ) -> None:
-        """Open a connection and join a client's non-blocking socket to it, which is ours then.
+        """Open a connection and join a client's non-blocking socket to it; takes over the socket.
 
-        ``answer`` is for the client, before anything else; ``early`` is what it said already.
+        ``answer`` is sent to the client first; ``early`` is what the client sent already.
 
         Raises:
             DialError: the target was not reached; the socket is still the caller's.

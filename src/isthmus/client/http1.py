@@ -1,4 +1,4 @@
-"""One HTTP/1.1 request over a connection, for debugging: ``isthmus curl`` is made of it.
+"""One HTTP/1.1 request over a connection, for debugging; used by ``isthmus curl``.
 
 Programs use an HTTP library with one of the adapters instead.
 """
@@ -21,7 +21,7 @@ MAX_HEAD_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Url:
-    """Where a request goes, and what it asks for there."""
+    """The target of a request, and its path."""
 
     target: HostPort
     authority: str
@@ -33,7 +33,7 @@ class Url:
         """Read an http or https URL.
 
         Raises:
-            ValueError: it is none.
+            ValueError: it is not such a URL.
         """
         url = urlsplit(text)
         if url.scheme not in ("http", "https") or not url.hostname:
@@ -41,7 +41,7 @@ class Url:
         https = url.scheme == "https"
         path = (url.path or "/") + (f"?{url.query}" if url.query else "")
         if not path.isascii() or not path.isprintable() or " " in path:
-            raise ValueError(f"a path has to be percent-encoded: {path!r}")
+            raise ValueError(f"the path must be percent-encoded: {path!r}")
         return cls(
             target=HostPort(url.hostname, url.port or (443 if https else 80)),
             authority=url.netloc.rpartition("@")[2],
@@ -52,7 +52,7 @@ class Url:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientRequest:
-    """A request; ``headers`` replace those that are made for it."""
+    """A request; ``headers`` replace the default headers."""
 
     method: str
     url: Url
@@ -75,7 +75,7 @@ class ClientRequest:
 
 
 class ClientExchange:
-    """A request that was sent, and its answer as it comes.
+    """A sent request, and its answer as it arrives.
 
     After ``begin`` the head is known: ``status``, ``line`` and ``headers``.
     """
@@ -91,7 +91,7 @@ class ClientExchange:
         """Send the request and read the head of the answer.
 
         Raises:
-            ProtocolError: the request cannot be said in HTTP, or the answer is not HTTP.
+            ProtocolError: the request is not valid HTTP, or the answer is not HTTP.
             OSError: the connection was reset.
         """
         try:
@@ -103,7 +103,7 @@ class ClientExchange:
                 self._send(h11.Data(data=request.body))
             self._send(h11.EndOfMessage())
         except h11.LocalProtocolError as exc:
-            raise ProtocolError(f"not a request of HTTP: {exc}") from exc
+            raise ProtocolError(f"invalid HTTP request: {exc}") from exc
         await self._stream.drain()
         event = await self._next()
         while isinstance(event, h11.InformationalResponse):
@@ -119,7 +119,7 @@ class ClientExchange:
         ]
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Give the body in pieces.
+        """The body in pieces.
 
         Raises:
             ProtocolError: it ends too early, or is not HTTP.
@@ -138,5 +138,5 @@ class ClientExchange:
             while (event := self._http.next_event()) is h11.NEED_DATA:
                 self._http.receive_data(await self._stream.read())
         except h11.RemoteProtocolError as exc:
-            raise ProtocolError(f"not an answer of HTTP: {exc}") from exc
+            raise ProtocolError(f"invalid HTTP response: {exc}") from exc
         return event

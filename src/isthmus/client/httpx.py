@@ -30,9 +30,9 @@ _CLOSE_S = 1.0
 
 
 class AsyncTransport(httpx.AsyncBaseTransport):
-    """Sends requests by connections of one dialer, which are kept and used again.
+    """Sends requests over connections of one dialer, which it keeps and reuses.
 
-    ``verify`` is as httpx has it for targets: True, False or a context of your own.
+    ``verify`` is for targets, as in httpx: True, False or an SSL context.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class AsyncTransport(httpx.AsyncBaseTransport):
 
 
 class _Body(httpx.AsyncByteStream):
-    """The body of an answer, as it comes."""
+    """The body of an answer, as it arrives."""
 
     def __init__(self, parts: Any, request: httpx.Request) -> None:
         self._parts = parts
@@ -102,7 +102,7 @@ class _Body(httpx.AsyncByteStream):
 
 @contextmanager
 def _translated(request: httpx.Request) -> Iterator[None]:
-    """Turn httpcore's exceptions into httpx's, which have the same names."""
+    """Translate httpcore's exceptions to httpx's, which have the same names."""
     try:
         yield
     except (
@@ -116,7 +116,7 @@ def _translated(request: httpx.Request) -> Iterator[None]:
 
 
 class _Backend(httpcore.AsyncNetworkBackend):
-    """Where httpcore's connections come from."""
+    """Opens connections for httpcore."""
 
     def __init__(self, dialer: Dialer) -> None:
         self._dialer = dialer
@@ -144,7 +144,7 @@ class _Backend(httpcore.AsyncNetworkBackend):
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """A connection as httpcore sees it."""
+    """A connection with httpcore's interface."""
 
     def __init__(self, stream: Connection | TlsConnection) -> None:
         self._stream = stream
@@ -192,7 +192,7 @@ class _Stream(httpcore.AsyncNetworkStream):
         return _Stream(secured)
 
     def get_extra_info(self, info: str) -> Any:
-        """Give what httpcore asks for: TLS, and whether an idle connection has said something."""
+        """The TLS object, or whether an idle connection has received bytes."""
         if info == "is_readable":
             return self._stream.readable
         return self._stream.get_extra_info(info)

@@ -1,11 +1,11 @@
 """The official ``kubernetes`` client and ``kubernetes_asyncio`` through the connectivity service.
 
 Nothing is patched: an ApiClient sends its requests by the ``pool_manager`` of its REST client,
-which is given another one with the same TLS settings. Neither package is imported here.
+which is replaced by one with the same TLS settings. Neither package is imported here.
 
-The official client opens WebSockets (exec, attach, port-forward by ``kubernetes.stream``) by
-another library, which knows proxies and nothing else: it is given one (blocking.py).
-kubernetes_asyncio's WebSockets (its WsApiClient) go by the pool, as all its requests.
+The official client opens WebSockets (exec, attach, port-forward by ``kubernetes.stream``) with
+another library, which supports only proxies: it gets a local proxy (blocking.py).
+kubernetes_asyncio's WebSockets (its WsApiClient) use the pool, as all its requests do.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from isthmus.client.blocking import BlockingService
 from isthmus.client.context import NetworkContext
 from isthmus.client.dialer import Dialer
 
-#: As kubernetes_asyncio's own: a watch event can be larger than aiohttp's buffer.
+#: The value of kubernetes_asyncio: a watch event can be larger than aiohttp's buffer.
 _READ_BYTES = 2 * 1024 * 1024
 #: A name that no server has (RFC 6761 §6.4).
 _NOBODY = "nobody.invalid"
@@ -29,23 +29,23 @@ class _Rest(Protocol):
 
 
 class ApiClient(Protocol):
-    """What both packages' ApiClient have."""
+    """The part that the ApiClients of both packages have in common."""
 
     configuration: Any
     rest_client: Any
 
 
 def use(api_client: ApiClient, service: BlockingService, context: NetworkContext | str) -> None:
-    """Let an ApiClient of ``kubernetes`` send its requests and streams through the service.
+    """Make an ApiClient of ``kubernetes`` send its requests and streams through the service.
 
-    Its configuration becomes a copy of its own: other clients keep theirs.
+    Its configuration is replaced by a copy, so that other clients keep theirs.
     """
     from isthmus.client.urllib3 import PoolManager
 
     rest: _Rest = api_client.rest_client
     before = rest.pool_manager
-    # Certificates, verification, the number of connections: as the client has made them. A
-    # proxy's own settings go: it would be gone round.
+    # Keep the client's certificates, verification and number of connections. Drop its proxy
+    # settings: a proxy would bypass the service.
     options = {k: v for k, v in before.connection_pool_kw.items() if not k.startswith("_")}
     rest.pool_manager = PoolManager(service, context, **options)
     before.clear()
@@ -53,11 +53,11 @@ def use(api_client: ApiClient, service: BlockingService, context: NetworkContext
     configuration = api_client.configuration = copy.copy(api_client.configuration)
     configuration.proxy = proxy.url
     configuration.proxy_headers = {"proxy-authorization": proxy.authorization}
-    configuration.no_proxy = _NOBODY  # or those of the environment would go round it
+    configuration.no_proxy = _NOBODY  # or NO_PROXY of the environment would bypass the proxy
 
 
 async def use_async(api_client: ApiClient, dialer: Dialer) -> None:
-    """Let an ApiClient of ``kubernetes_asyncio`` send its requests through the service."""
+    """Make an ApiClient of ``kubernetes_asyncio`` send its requests through the service."""
     import aiohttp
 
     from isthmus.client.aiohttp import Connector

@@ -1,6 +1,6 @@
 """The connectivity service: the networks of a configuration, and dialers for them.
 
-The configuration is read once; the certificates it names are picked up when they change.
+The configuration is read once; its certificate files are reloaded when they change.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _MOST_FILE_BYTES = 4 * 1024 * 1024
 class ConnectivityService:
     """Connections to destinations in named networks; an async context manager.
 
-    It belongs to the event loop that entered it. Leaving it waits ``grace_s`` for what closed
-    connections still have to send, and resets what is left.
+    It belongs to the event loop that entered it. Leaving it waits up to ``grace_s`` until closed
+    connections have sent their data, and resets those that are left.
     """
 
     def __init__(self, config: ConnectivityConfig, *, grace_s: float = 1.0) -> None:
@@ -44,7 +44,7 @@ class ConnectivityService:
 
     @classmethod
     def from_config(cls, config: ConnectivityConfig) -> Self:
-        """Make a service of networks that are known already."""
+        """Make a service of the given networks."""
         return cls(config)
 
     @classmethod
@@ -52,12 +52,11 @@ class ConnectivityService:
         """Read a ConnectivityServiceConfiguration or an EgressSelectorConfiguration.
 
         Raises:
-            ConfigError: the file cannot be read, or something in it is wrong; each fault has its
-                line and column.
+            ConfigError: the file cannot be read or has errors, each with its line and column.
         """
         return cls(read_file(path))
 
-    # Its life.
+    # Opening and closing.
 
     async def __aenter__(self) -> Self:
         if self._ground is not None:
@@ -70,7 +69,7 @@ class ConnectivityService:
         await self.close()
 
     async def close(self) -> None:
-        """Let connections finish for a moment, then reset them; dialers do not work any more."""
+        """Give connections a moment to finish, then reset them; dialers stop working."""
         ground = self._ground
         if ground is None:
             return
@@ -105,7 +104,7 @@ class ConnectivityService:
         return tuple(sorted(self.config.networks))
 
     def how(self, name: str) -> str:
-        """Say how a network is reached, for people.
+        """How a network is reached, for people.
 
         Raises:
             UnknownNetworkError: the configuration has no such network.
@@ -113,7 +112,7 @@ class ConnectivityService:
         return describe(self._network(name).connection)
 
     def dialer(self, context: NetworkContext | str) -> Dialer:
-        """Give the dialer of a context, or of a network by its name.
+        """The dialer of a context, or of a network by its name.
 
         Raises:
             UnknownNetworkError: the configuration has no such network.
@@ -138,11 +137,11 @@ class ConnectivityService:
         tenant: str = "",
         object: str = "",
     ) -> NetworkContext:
-        """Derive the context of a destination by the configured rules: the narrowest that fits.
+        """Derive the context of a destination by the configured rules; the narrowest match wins.
 
         Raises:
-            UnknownNetworkError: no network names the destination.
-            ValueError: the address is none.
+            UnknownNetworkError: no network lists the destination.
+            ValueError: the address is invalid.
         """
         target = address if isinstance(address, HostPort) else HostPort.parse(address)
         network = self.config.network_of(target)
@@ -159,7 +158,7 @@ class ConnectivityService:
     # Connections.
 
     def _opened(self, end: BaseEnd) -> None:
-        """Keep an end until it is done, so that none outlives the service."""
+        """Track an end until it is done, so that none outlives the service."""
         if self._ground is None:
             end.abort(Ending.CANCELLED)
         elif end.ending is None:
@@ -190,7 +189,7 @@ def read_file(path: str | Path) -> ConnectivityConfig:
 
 
 class UnknownNetworkError(IsthmusError):
-    """The configuration has no such network; ``name`` is what was asked for."""
+    """The configuration has no such network; ``name`` is the requested one."""
 
     def __init__(self, name: str, known: Iterable[str], *, destination: str = "") -> None:
         there = ", ".join(sorted(known)) or "none"

@@ -1,7 +1,7 @@
-"""A connection as coroutines see it: read, write, drain, half-close, close.
+"""A connection for coroutines: read, write, drain, half-close, close.
 
-It is the peer of the tunnel's end, with nothing in between: what the end reads lands in a buffer
-here, and what is written goes straight to the end. A real socket is dialer.py.
+It is the peer of the tunnel's end, with nothing in between: bytes that the end reads are put into a
+buffer here, and written bytes go directly to the end. dialer.py makes real sockets.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any, Self
 from isthmus.net.connect import TunnelResetError
 from isthmus.tunnel.end import GONE, BaseEnd, End, Ending, join
 
-#: What may wait here for a reader; past it the end stops reading.
+#: The bytes that may wait here for a reader; beyond that the end stops reading.
 BUFFER_BYTES = 256 * 1024
 READ_BYTES = 64 * 1024
-#: How long a target may take to end its side once we have ended ours, before close() returns.
+#: How long close() waits for the target to end its side.
 GRACE_S = 1.0
-#: And how long until its side is reset, in the background.
+#: How long until the target's side is reset, in the background.
 LINGER_S = 60.0
 
 Buffer = bytes | bytearray | memoryview
@@ -28,8 +28,8 @@ class Connection:
     """A byte stream to a target; for one event loop, one reader at a time.
 
     Every await can be cancelled without losing a byte. A reset raises ConnectionResetError, after
-    what came before it was read, and never looks like the end of the stream. As a context manager
-    it is closed at the end, or aborted when the block raised.
+    the bytes before it have been read, and never looks like the end of the stream. As a context
+    manager it is closed at the end, or aborted if the block raised.
     """
 
     def __init__(self, end: BaseEnd, info: dict[str, object] | None = None) -> None:
@@ -63,14 +63,14 @@ class Connection:
     # Reading.
 
     async def read(self, size: int = READ_BYTES, *, timeout_s: float | None = None) -> bytes:
-        """Give some bytes, ``size`` at most; none at the clean end.
+        """Read some bytes, at most ``size``; none at the clean end.
 
         Raises:
             ConnectionResetError: the connection was reset, here or anywhere on the way.
             TimeoutError: nothing came in time; the connection can still be used.
         """
         if self._reading:
-            raise RuntimeError("somebody else is reading this connection")
+            raise RuntimeError("another coroutine is reading this connection")
         inbox = self._inbox
         self._reading = True
         try:
@@ -88,7 +88,7 @@ class Connection:
     # Writing.
 
     def write(self, data: Buffer) -> None:
-        """Send bytes, or keep what the way there does not take now; drain() waits for room.
+        """Send bytes, or buffer those that cannot be sent now; drain() waits for room.
 
         Raises:
             ConnectionResetError: the connection was reset.
@@ -123,11 +123,11 @@ class Connection:
     async def close(self, *, timeout_s: float = 30.0, grace_s: float = GRACE_S) -> None:
         """Send what was written, half-close, and wait ``grace_s`` for the target to do the same.
 
-        What the target still sends is thrown away. One that sends a lot, or keeps its side open
-        for a minute, is reset in the background.
+        Bytes that the target still sends are discarded. A target that sends a lot, or keeps its
+        side open for a minute, is reset in the background.
 
         Raises:
-            TimeoutError: what was written did not leave in time; the connection is reset.
+            TimeoutError: the written bytes were not sent in time; the connection is reset.
         """
         if self._closing:
             return
@@ -148,14 +148,14 @@ class Connection:
                     await self._change()
         except TimeoutError:
             self._linger = self._loop.call_later(LINGER_S, self._end.abort, Ending.CANCELLED)
-            # Where a server keeps no half-closes nothing was said yet: this ends the connection.
+            # If a server does not support half-closes, nothing was sent yet: end the connection.
             self._end.let_go()
         except BaseException:
             self.abort()
             raise
 
     def abort(self) -> None:
-        """Reset it at once; the target sees a reset wherever the way there can say one."""
+        """Reset at once; the target sees a reset if the protocols on the way can express it."""
         self._closing = self._eof_written = True
         self._end.abort(Ending.CANCELLED)
         if self._inbox.broken is None and not self._inbox.eof:
@@ -163,20 +163,20 @@ class Connection:
 
     @property
     def is_closing(self) -> bool:
-        """Nothing can be sent or received any more, or soon."""
+        """Whether sending and receiving has ended, or will soon."""
         return self._closing or self._end.ending is not None
 
     @property
     def readable(self) -> bool:
-        """A read would not wait: bytes, the end or a reset are here."""
+        """Whether a read returns at once: with bytes, the end or a reset."""
         inbox = self._inbox
         return bool(inbox.buffer or inbox.eof or inbox.broken)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Give what is known: ``target`` (HostPort), ``network``, ``peername``."""
+        """Return ``target`` (HostPort), ``network`` or ``peername``."""
         return self._info.get(name, default)
 
-    # Plumbing.
+    # Waiting.
 
     def _check(self) -> None:
         why = self._inbox.broken
@@ -194,7 +194,7 @@ class Connection:
         self._wake()
 
     def _changed(self, room: bool) -> None:
-        """Something came, or there is room to write."""
+        """Wake waiters: bytes came, or there is room to write."""
         if room:
             self._full = False
         if self._inbox.overrun:
@@ -202,7 +202,7 @@ class Connection:
         self._wake()
 
     async def _change(self) -> None:
-        """Wait until anything changes; callers look at what they wait for again."""
+        """Wait until anything changes; callers then check their condition again."""
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
         try:
@@ -219,7 +219,7 @@ class Connection:
 
 
 class _Inbox:
-    """The end that a tunnel's end is joined to: keeps what comes until it is read."""
+    """The end that a tunnel's end is joined to: buffers bytes until they are read."""
 
     __slots__ = (
         "_changed",
@@ -246,11 +246,11 @@ class _Inbox:
 
     @property
     def overrun(self) -> bool:
-        """More was thrown away than a target sends that does not know yet."""
+        """More was discarded than a target may send before it learns of the close."""
         return self._discarded > BUFFER_BYTES
 
     def take(self, size: int) -> bytes:
-        """Take bytes out, and let more come."""
+        """Take bytes out of the buffer, and resume the sender."""
         data = bytes(self.buffer[:size])
         del self.buffer[:size]
         if self._stopped and len(self.buffer) <= BUFFER_BYTES // 2:
@@ -259,14 +259,14 @@ class _Inbox:
         return data
 
     def discard(self) -> None:
-        """Throw away what is here and what comes: nobody reads any more."""
+        """Discard the buffer and all later bytes: there is no reader any more."""
         self._discards = True
         self.take(len(self.buffer))
 
-    # What the tunnel's end calls; see End.
+    # Called by the tunnel's end; see End.
 
     def write(self, data: bytes) -> bool:
-        """Keep bytes; False when there are enough."""
+        """Buffer bytes; False when the buffer is full."""
         self.bytes_written += len(data)
         if self._discards:
             self._discarded += len(data)
@@ -279,25 +279,25 @@ class _Inbox:
         return not self._stopped
 
     def write_eof(self) -> None:
-        """The target is done."""
+        """The target has ended its side."""
         self.eof = True
         self._changed(False)
 
     def abort(self, reason: Ending) -> None:
-        """It was reset."""
+        """The tunnel was reset."""
         if self.broken is None:
             self.broken = reason
         self._changed(False)
 
     def pause_reading(self) -> None:
-        """Whoever writes asks drain(), and knows by what write() answered."""
+        """Do nothing: writers use drain(), and see the result of write()."""
 
     def resume_reading(self) -> None:
-        """There is room."""
+        """There is room to write again."""
         self._changed(True)
 
     def start(self) -> None:
-        """Nothing came early from here."""
+        """Do nothing: this end has no early bytes."""
 
     def let_go(self) -> None:
-        """The half-close said all that there is to say."""
+        """Do nothing: the half-close was all there is to send."""

@@ -1,4 +1,4 @@
-"""Joining a connection to the standard streams of a process: what ``isthmus dial`` does."""
+"""Join a connection to the standard streams of a process, for ``isthmus dial``."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _READ_BYTES = 64 * 1024
 
 
 async def join_standard_streams(stream: ByteStream, stdin: int, stdout: int) -> None:
-    """Send what comes from ``stdin`` and write what comes back to ``stdout``, until it ends.
+    """Send ``stdin`` to the target and write its bytes to ``stdout``, until the stream ends.
 
-    The end of stdin half-closes; the end of the target's stream is the end.
+    The end of stdin half-closes the connection; the end of the target's stream ends the function.
 
     Raises:
-        OSError: the connection was reset, or nobody reads stdout any more.
+        OSError: the connection was reset, or the reader of stdout has left.
     """
     loop = asyncio.get_running_loop()
     over = threading.Event()
-    # A thread, since stdin may be anything; and one that the process does not wait for, since
-    # nothing can end a read of a terminal.
+    # A thread, since stdin may be of any kind; a daemon, since a read of a terminal cannot be
+    # interrupted.
     reading = threading.Thread(
         target=_read, args=(stdin, stream, loop, over), name="stdin", daemon=True
     )
@@ -51,8 +51,8 @@ def _read(
         if not over.is_set():
             stream.write_eof()
 
-    # A reset is the reader's to tell. RuntimeError: the loop has ended before us; CancelledError:
-    # it ended while we waited, and took what it was doing for us with it.
+    # The reader reports a reset. RuntimeError: the loop has ended before this thread;
+    # CancelledError: the loop ended while this thread waited for it.
     with contextlib.suppress(OSError, RuntimeError, CancelledError):
         while (data := os.read(stdin, _READ_BYTES)) and not over.is_set():
             _wait_for(send(data), loop)

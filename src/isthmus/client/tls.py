@@ -1,6 +1,6 @@
-"""TLS inside a connection, to the target itself: the same calls, encrypted.
+"""TLS inside a connection, to the target itself, with the same methods.
 
-TLS to the connectivity server is the dialers' business.
+The dialers do TLS to the connectivity server.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ async def start_tls(
     *,
     timeout_s: float = 30.0,
 ) -> TlsConnection:
-    """Shake hands with the target; when that fails, the connection is reset.
+    """Do a TLS handshake with the target; if it fails, the connection is reset.
 
     Raises:
-        ssl.SSLError: the target is not who it should be, or speaks no TLS.
+        ssl.SSLError: the target's certificate is not accepted, or it does not speak TLS.
         ConnectionResetError: the connection was reset meanwhile.
         TimeoutError: it took too long.
     """
@@ -59,7 +59,7 @@ async def start_tls(
 class TlsConnection:
     """A TLS connection in a tunnel; see Connection for what each call promises.
 
-    A stream that ends without TLS's goodbye was cut, which is a reset (RFC 8446 §6.1).
+    A stream that ends without close_notify was cut, which is a reset (RFC 8446 §6.1).
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class TlsConnection:
         self._send()
 
     async def read(self, size: int = READ_BYTES, *, timeout_s: float | None = None) -> bytes:
-        """Give some bytes, ``size`` at most; none at the clean end."""
+        """Read some bytes, at most ``size``; none at the clean end."""
         while not self._over:
             try:
                 data = self._tls.read(size)
-                self._send()  # key updates are answered
+                self._send()  # the answer to a key update
                 if data:
                     return data
                 self._over = True
@@ -128,20 +128,20 @@ class TlsConnection:
         await self._connection.drain(timeout_s=timeout_s)
 
     def write_eof(self) -> None:
-        """Half-close by close_notify; reading goes on, with targets that can do it."""
+        """Half-close by close_notify; reading is still possible if the target supports it."""
         if not self._eof_written:
             self._eof_written = True
             self._goodbye()
 
     async def close(self, *, timeout_s: float = 30.0, grace_s: float = GRACE_S) -> None:
-        """Say goodbye and close."""
+        """Send close_notify and close."""
         if not self._connection.is_closing:
             self.write_eof()
         self._over = True
         await self._connection.close(timeout_s=timeout_s, grace_s=grace_s)
 
     def abort(self) -> None:
-        """Reset it at once."""
+        """Reset the connection at once."""
         self._over = self._eof_written = True
         self._connection.abort()
 
@@ -151,17 +151,17 @@ class TlsConnection:
 
     @property
     def readable(self) -> bool:
-        """A read may not have to wait."""
+        """Whether a read may return at once."""
         return bool(self._over or self._tls.pending() or self._connection.readable)
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Give ``ssl_object``, or what the connection below knows."""
+        """Return ``ssl_object``, or the value of the connection below."""
         if name == "ssl_object":
             return self._tls
         return self._connection.get_extra_info(name, default)
 
     def _goodbye(self) -> None:
-        # Theirs is not here yet, as a rule; or there was no handshake.
+        # Usually the peer's close_notify has not arrived yet; or there was no handshake.
         with contextlib.suppress(ssl.SSLError, ValueError):
             self._tls.unwrap()
         self._send()

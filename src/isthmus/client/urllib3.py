@@ -60,7 +60,7 @@ class PoolManager(urllib3.PoolManager):
 def _connection_classes(
     connect: Connect,
 ) -> tuple[type[HTTPConnection], type[HTTPSConnection]]:
-    """Connections that are opened by ``connect``: the one step that urllib3 lets others do."""
+    """Connections that ``connect`` opens: the one step that urllib3 lets callers replace."""
 
     class Plain(HTTPConnection):
         def _new_conn(self) -> socket.socket:
@@ -98,7 +98,7 @@ def requests_adapter(
 ) -> HTTPAdapter:
     """Make an adapter to mount in a requests.Session; ``options`` are HTTPAdapter's.
 
-    Proxies of the session or the environment are ignored: they would go round the service.
+    Proxies of the session or the environment are ignored: they would bypass the service.
     """
     try:
         from requests.adapters import HTTPAdapter

@@ -1,6 +1,6 @@
-"""From a configured connection to the dialer that speaks its protocol, and the TLS it needs.
+"""Make the dialer for a configured connection, and the TLS context it needs.
 
-Dialers are imported when a network needs them: most programs speak one protocol.
+A dialer is imported when a network needs it: most programs use one protocol.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from isthmus.net.resolver import Resolver
 from isthmus.net.rules_metadata import MetadataGuard
 from isthmus.values import HostPort, RequestMetadata
 
-#: How often files are looked at while dials are made; a look is three stat calls.
+#: How often files are checked while dials are made; a check is three stat calls.
 LOOK_EVERY_S = 1.0
 
 
 @dataclass(slots=True, kw_only=True)
 class DialResources:
-    """What every dialer of a service stands on, and the dials that are under way."""
+    """What all dialers of a service share, and the dials in progress."""
 
     loop: asyncio.AbstractEventLoop
     poller: Poller
@@ -42,10 +42,10 @@ class DialResources:
 
 
 class Trust:
-    """The TLS context of a way, as its files are now.
+    """The TLS context of a connection, from the current content of its files.
 
-    Nothing is read before the first connection, so that a network whose files are missing does
-    not keep the others from working; the dial then says which file it is.
+    Nothing is read before the first connection, so that a network with missing files does not
+    prevent others from working; the dial's error then names the file.
     """
 
     def __init__(self, files: ClientTls, alpn: tuple[str, ...]) -> None:
@@ -55,10 +55,10 @@ class Trust:
         self._looked_at = 0.0
 
     def __call__(self) -> ssl.SSLContext:
-        """Give the context for a new connection.
+        """The context for a new connection.
 
         Raises:
-            ConfigError: the files were never usable.
+            ConfigError: the files could never be used.
         """
         now = time.monotonic()
         if self._hot is None:
@@ -74,7 +74,7 @@ class Trust:
 
 
 class ServiceRoute:
-    """How one network is reached: a dialer, and whether it can say who asks."""
+    """How one network is reached: a dialer, and whether it sends the requester."""
 
     def __init__(self, network: NetworkConfig, ground: DialResources) -> None:
         self.network = network
@@ -102,7 +102,7 @@ class ServiceRoute:
         return dialing
 
     def close(self) -> None:
-        """Let go of connections that are kept for later dials, where the protocol has such."""
+        """Close connections that the protocol keeps for later dials."""
         close = getattr(self._dialer, "close", None)
         if close is not None:
             close()
@@ -154,7 +154,7 @@ def _place(connection: NetworkConnection, alpn: tuple[str, ...]) -> ServerPlace:
 
 
 def describe(connection: NetworkConnection) -> str:
-    """Say how a network is reached, for people."""
+    """How a network is reached, for people."""
     if connection.protocol is NetworkProtocol.DIRECT:
         return "directly"
     if connection.protocol is NetworkProtocol.CUSTOM:

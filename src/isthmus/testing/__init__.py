@@ -1,4 +1,4 @@
-"""Public fakes for tests: ends and carriers in memory, and a clock moved by hand."""
+"""Public fakes for tests: ends and carriers in memory, and a clock that a test sets."""
 
 from isthmus.testing.carriers import Frame, MemoryCarrier, MemoryLink, take_frames
 from isthmus.testing.clock import ManualClock

@@ -1,6 +1,6 @@
-"""Carriers in memory: what a session sent, and two sessions coupled without sockets or a loop.
+"""Carriers in memory: record what a session sends, or couple two sessions without sockets.
 
-Nothing moves by itself: a test says when a batch ends (flush), how many bytes cross (deliver),
+Nothing moves by itself: a test decides when a batch ends (flush), how many bytes cross (deliver),
 and whether a direction has room.
 """
 
@@ -24,17 +24,17 @@ class Frame(NamedTuple):
 
     @property
     def type(self) -> FrameType:
-        """What the frame is."""
+        """The type of the frame."""
         return self.header.type
 
     @property
     def flags(self) -> Flags:
-        """What the frame does to its stream."""
+        """The frame's effect on its stream."""
         return self.header.flags
 
 
 def take_frames(buffer: bytearray) -> list[Frame]:
-    """Consume every whole frame; what is left is the beginning of one."""
+    """Consume every complete frame; the beginning of the next stays in the buffer."""
     frames = []
     while (header := take_header(buffer[:HEADER_BYTES])) is not None:
         end = HEADER_BYTES + (header.length if header.type == DATA else 0)
@@ -46,7 +46,7 @@ def take_frames(buffer: bytearray) -> list[Frame]:
 
 
 class Carried(Protocol):
-    """A session of any protocol, as its carrier sees it."""
+    """The interface of a session, of any protocol, for its carrier."""
 
     def heard(self) -> None:
         """Bytes arrived."""
@@ -55,17 +55,17 @@ class Carried(Protocol):
         """Take them."""
 
     def flush(self) -> None:
-        """Write out what a batch of events made."""
+        """Write the output of a batch of events."""
 
     def resume(self) -> None:
-        """There is room for more."""
+        """There is room to write again."""
 
 
 class MemoryCarrier:
-    """One direction of a carrier: keeps what was sent until somebody takes it.
+    """One direction of a carrier: keeps sent bytes until a test takes them.
 
-    Full above ``room_bytes``, like a socket whose kernel buffer is full; ``take`` makes room and
-    says so to the session.
+    It is full above ``room_bytes``, like a socket whose kernel buffer is full; ``take`` makes room
+    and tells the session.
     """
 
     def __init__(self, *, room_bytes: int | None = None) -> None:
@@ -78,32 +78,32 @@ class MemoryCarrier:
 
     @property
     def full(self) -> bool:
-        """More is waiting here than there is room for."""
+        """Whether more bytes are waiting than there is room for."""
         return self.room_bytes is not None and len(self.sent) > self.room_bytes
 
     def send(self, data: bytes) -> bool:
-        """Take bytes, all of them; False when full."""
+        """Accept all bytes; False when full."""
         self.sent += data
         self.most_bytes = max(self.most_bytes, len(self.sent))
         self._was_full = self.full
         return not self._was_full
 
     def wake(self) -> None:
-        """Remember that a flush is wanted."""
+        """Record that the session requested a flush."""
         self.woken = True
 
     def wake_in_time(self) -> None:
-        """Remember it: time is short here."""
+        """Record the request like ``wake``: in a test no time passes."""
         self.woken = True
 
     def flush(self) -> None:
-        """End a batch: flush if the session asked for it."""
+        """End a batch: flush if the session requested it."""
         if self.woken and self.session is not None:
             self.woken = False
             self.session.flush()
 
     def take(self, size: int | None = None) -> bytes:
-        """Take what was sent, all of it or at most ``size`` bytes, and tell the session of room."""
+        """Take the sent bytes, all or at most ``size``, and tell the session about the room."""
         taken = bytes(self.sent if size is None else self.sent[:size])
         del self.sent[: len(taken)]
         if self._was_full and not self.full:
@@ -113,7 +113,7 @@ class MemoryCarrier:
         return taken
 
     def frames(self) -> list[Frame]:
-        """Flush, and take every whole frame that was sent; the carrier becomes empty."""
+        """Flush, and take every complete frame; the carrier becomes empty."""
         self.flush()
         buffer = bytearray()
         while chunk := self.take():
@@ -122,7 +122,7 @@ class MemoryCarrier:
 
 
 class Coupled:
-    """Two carriers, each of which carries to the other's session whatever its own has sent."""
+    """Two carriers, each of which delivers to the other's session."""
 
     def __init__(self, *, room_bytes: int | None = None) -> None:
         self.client_out = MemoryCarrier(room_bytes=room_bytes)
@@ -134,7 +134,7 @@ class Coupled:
         self.server_out.flush()
 
     def deliver(self, *, to_server: bool, size: int | None = None) -> int:
-        """Carry at most ``size`` bytes one way; return how many."""
+        """Deliver at most ``size`` bytes in one direction; return how many."""
         out, into = self.client_out, self.server_out
         if not to_server:
             out, into = into, out
@@ -146,10 +146,10 @@ class Coupled:
         return len(data)
 
     def run(self, *, piece_bytes: int | None = None, max_rounds: int = 100_000) -> None:
-        """Carry everything both ways until nothing moves.
+        """Deliver everything in both directions until nothing moves.
 
         Raises:
-            RuntimeError: the two never came to rest.
+            RuntimeError: the sessions did not become idle.
         """
         for _ in range(max_rounds):
             self.flush()
@@ -157,7 +157,7 @@ class Coupled:
             moved += self.deliver(to_server=False, size=piece_bytes)
             if not moved and not self.client_out.woken and not self.server_out.woken:
                 return
-        raise RuntimeError("the two never came to rest")
+        raise RuntimeError("the sessions did not become idle")
 
 
 class MemoryLink(Coupled):

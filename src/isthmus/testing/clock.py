@@ -1,4 +1,4 @@
-"""A clock moved by hand, for everything that takes time as a callable."""
+"""A clock that a test sets, for code that takes the time as a callable."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class ManualClock:
         return f"<ManualClock {self.now:g}>"
 
     def __call__(self) -> float:
-        """Tell the time in seconds."""
+        """The time in seconds."""
         return self.now
 
     def advance(self, seconds: float) -> None:
         """Move forward.
 
         Raises:
-            ValueError: a clock like this never goes back.
+            ValueError: ``seconds`` is negative.
         """
         if seconds < 0:
-            raise ValueError(f"a clock does not go back: {seconds}")
+            raise ValueError(f"a clock cannot go back: {seconds}")
         self.now += seconds

@@ -1,6 +1,6 @@
-"""An end in memory: records what it got, says full when told to, and sends what a test feeds it.
+"""An end in memory: records what it receives, is full on request, and sends what a test feeds it.
 
-It keeps the contract of tunnel/end.py, so that it can stand for a socket in any pair of ends.
+It keeps the contract of tunnel/end.py, so that it can replace a socket in any pair of ends.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ def nothing_more(data: bytes) -> None:
 class MemoryEnd(BaseEnd):
     """One side of a byte stream whose other side is the test.
 
-    ``received``, ``eofs`` and ``aborted`` are what the peer did to it; every half-close that
-    arrives is counted, so that a second one shows. ``on_write`` runs inside ``write``, after the
-    bytes are kept: the place to abort or join from inside a callback.
+    ``received``, ``eofs`` and ``aborted`` record the peer's calls; every half-close is counted, so
+    that a test notices a second one. ``on_write`` runs inside ``write``, after the bytes are kept:
+    the place to abort or join from inside a callback.
     """
 
     def __init__(self, *, early: Early | None = None) -> None:
@@ -41,7 +41,7 @@ class MemoryEnd(BaseEnd):
         state = self.ending.value if self.ending else "full" if self.full else "open"
         return f"<MemoryEnd {state}, {len(self.received)} received, {self.waiting_bytes} waiting>"
 
-    # What the peer calls.
+    # Called by the peer.
 
     def write(self, data: bytes) -> bool:
         """Keep the bytes; False while full."""
@@ -53,7 +53,7 @@ class MemoryEnd(BaseEnd):
         return not self.full
 
     def took(self, data: bytes) -> None:
-        """Record what was written; a subclass may count or hash instead."""
+        """Record the written bytes; a subclass may count or hash them instead."""
         self.received += data
 
     def write_eof(self) -> None:
@@ -69,20 +69,20 @@ class MemoryEnd(BaseEnd):
             self._finish(reason)
 
     def pause_reading(self) -> None:
-        """Keep what is fed."""
+        """Keep the bytes that a test feeds."""
         self.paused = True
 
     def resume_reading(self) -> None:
-        """Deliver what was fed."""
+        """Deliver the bytes that a test fed."""
         self.paused = False
         self.resumes += 1
         self._pump()
 
-    # What the test calls.
+    # Called by the test.
 
     @property
     def waiting_bytes(self) -> int:
-        """How much was fed and not yet delivered to the peer."""
+        """The bytes that were fed and not yet delivered to the peer."""
         return sum(map(len, self._waiting))
 
     def feed(self, data: bytes) -> None:
@@ -96,7 +96,7 @@ class MemoryEnd(BaseEnd):
         self._pump()
 
     def reset(self) -> None:
-        """Behave like a socket that its other side reset: the peer is aborted."""
+        """Behave like a socket that the other side has reset: the peer is aborted."""
         if self.ending is None:
             peer = self.peer
             self._finish(Ending.RESET)
@@ -118,7 +118,7 @@ class MemoryEnd(BaseEnd):
         self._pumping = True
         while self._waiting and not self.paused and self.ending is None:
             data = self._waiting.popleft()
-            # write says how it is after the call: a resume from inside must not be undone.
+            # write returns the state after the call: a resume from inside must not be undone.
             self.paused = not self.peer.write(data)
         self._pumping = False
         if self._eof_waits and not self._waiting and not self._eof_fed and self.ending is None:

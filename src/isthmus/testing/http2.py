@@ -1,4 +1,4 @@
-"""HTTP/2 in memory: a handler that records, and two connections coupled without sockets or a loop.
+"""HTTP/2 in memory: a recording handler, and two connections coupled without sockets or a loop.
 
 Nothing moves by itself, as in carriers.py.
 """
@@ -26,7 +26,7 @@ class Http2Frame(NamedTuple):
 
 
 def take_http2_frames(buffer: bytearray) -> list[Http2Frame]:
-    """Consume a preface and every whole frame; what is left is the beginning of one."""
+    """Consume a preface and every complete frame; the beginning of the next stays."""
     if buffer.startswith(PREFACE):
         del buffer[: len(PREFACE)]
     frames = []
@@ -41,9 +41,9 @@ def take_http2_frames(buffer: bytearray) -> list[Http2Frame]:
 
 
 class Recorder:
-    """A handler that records what it hears, in order, with the bytes joined.
+    """A handler that records its calls, in order, with the bytes joined.
 
-    While ``full`` it gives no credit and has what it got counted as held. Before it returns from
+    While ``full`` it gives no credit, and its received bytes count as held. Before it returns from
     any of its methods it calls ``on_call`` with the name: the place to close from inside.
     """
 
@@ -68,7 +68,7 @@ class Recorder:
         """Record the bytes."""
         self.received += view
         if self.calls[-1:] == ["data"]:
-            self.calls.pop()  # how they were cut is not recorded
+            self.calls.pop()  # the boundaries between pieces are not recorded
         self._note("data", stream)
 
     def batch_over(self, stream: Http2Stream) -> None:
@@ -96,7 +96,8 @@ class Recorder:
 class Http2Pair(Coupled):
     """Two connections coupled: a client and a server, each with its own carrier.
 
-    ``accepted`` has the server's streams with their Recorders, unless ``on_request`` makes others.
+    ``accepted`` has the server's streams with their Recorders, unless ``on_request`` makes other
+    handlers.
     """
 
     def __init__(
