@@ -209,7 +209,7 @@ class ChangeStep:
     """One step. ``what`` is an object, ``Kind/name``, or the service whose clients move.
 
     ``manifest`` is the new object, or the one to be deleted. ``interrupts`` says who cannot do
-    what, and for how long; empty if nobody notices.
+    what, and for how long; empty if no client notices.
     """
 
     act: ChangeKind
@@ -457,7 +457,7 @@ def _of_service(old: Manifest, new: Manifest | None) -> str:
 
 
 def _of_policy(old: Manifest, new: Manifest) -> str:
-    """Nothing if everybody is let in afterwards."""
+    """Empty if every client is allowed afterwards."""
     if old == new or all("from" not in rule for rule in new["spec"].get("ingress", ())):
         leaves = old != new and "egress" in new["spec"]
         return "pods that are no longer let out cannot connect" if leaves else ""

@@ -87,7 +87,7 @@ NOT_PUBLISHED = "not published"
 def endpoints(cluster: HostedCluster, *, keep_sources: bool = False) -> tuple[PlannedEndpoint, ...]:
     """The endpoints of a cluster whose document has no errors.
 
-    By service; first those that everybody sees, then those of the guest's own network, last those
+    By service; first those that all clients see, then those of the guest's own network, last those
     that only the management cluster sees (``Strategy.NONE``: not published).
     """
     return endpoints_of(cluster, objects(cluster, keep_sources=keep_sources))

@@ -77,7 +77,7 @@ class StrategyVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class VisibleServices:
-    """The services that a topology shows to everybody, and to the guest's own network only."""
+    """The services that a topology publishes to all, and to the guest's own network only."""
 
     public: frozenset[ControlPlaneService]
     private: frozenset[ControlPlaneService]

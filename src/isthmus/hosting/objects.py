@@ -358,7 +358,7 @@ def _policy(
     ports: Sequence[int],
     peers: Sequence[Peer] | None,
 ) -> Manifest:
-    """Let peers, or everybody, reach these pods; on these ports, or on all."""
+    """Allow peers, or all clients, to reach these pods; on these ports, or on all."""
     rule: dict[str, Any] = {}
     if peers is not None:
         rule["from"] = [dict(each) for each in peers]

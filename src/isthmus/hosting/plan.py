@@ -1,7 +1,7 @@
 """Makes a plan from a document: its errors, or its consequences.
 
 The rules are HyperShift's (of its CRD and its controller), those missing from the CRD, and warnings
-about settings that nobody refuses and that have surprising effects. rules.py defines a rule.
+about settings that are valid but have surprising effects. rules.py defines a rule.
 """
 
 from __future__ import annotations

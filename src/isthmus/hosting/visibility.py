@@ -1,6 +1,6 @@
 """Who can see what: the topologies of each platform, and the design's lists for them.
 
-Public and private are HyperShift's terms: a public cluster has endpoints for everybody, a private
+Public and private are HyperShift's terms: a public cluster has endpoints for all clients, a private
 one has endpoints that only the guest's own network reaches. A cluster can be both.
 """
 
@@ -52,7 +52,7 @@ _TOPOLOGY: Mapping[tuple[bool, bool], EndpointAccess] = {
 
 
 def is_public(cluster: HostedCluster) -> bool:
-    """Whether there are endpoints for everybody."""
+    """Whether there are public endpoints."""
     return cluster.platform not in cluster.model.with_access or cluster.access in _PUBLIC
 
 
@@ -64,7 +64,7 @@ def is_private(cluster: HostedCluster) -> bool:
 
 
 class ServiceSides(NamedTuple):
-    """Whether a service is shown to everybody, and separately to the guest's network."""
+    """Whether a service is published to all clients, and separately to the guest's network."""
 
     public: bool
     private: bool
@@ -77,7 +77,7 @@ def sides(cluster: HostedCluster, service: ControlPlaneService) -> ServiceSides:
 
 
 def is_sharded(cluster: HostedCluster, service: ControlPlaneService) -> bool:
-    """Whether a public ingress shard serves a Route for everybody."""
+    """Whether a public ingress shard serves a public Route."""
     return cluster.platform in cluster.model.with_access and service in cluster.model.sharded
 
 
@@ -126,7 +126,7 @@ def names_api_server(cluster: HostedCluster) -> bool:
 
 
 def labels_routes(cluster: HostedCluster) -> bool:
-    """Whether the control plane's own router serves Routes for everybody.
+    """Whether the control plane's own router serves public Routes.
 
     HyperShift's LabelHCPRoutes. Otherwise the ingress of the management cluster serves them; it
     never serves Routes for the guest's own network.

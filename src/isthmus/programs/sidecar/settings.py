@@ -254,7 +254,7 @@ class SidecarSettings(CarrierSettings):
         """The addresses of --allow-metadata-address.
 
         Raises:
-            ConfigError: an entry is no such address.
+            ConfigError: an entry is not such an address.
         """
         found = []
         for text in self.allow_metadata_address:
@@ -352,7 +352,7 @@ class SidecarSettings(CarrierSettings):
         self.check_serves_at(host)
 
     def check_serves_at(self, host: str) -> None:
-        """Refuse an address on which every host would be served, whoever has bound it.
+        """Refuse an address on which every host would be served, no matter which flag sets it.
 
         Raises:
             ConfigError: every host would be served.

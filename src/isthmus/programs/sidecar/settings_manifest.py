@@ -243,7 +243,7 @@ class SidecarManifestSettings:
         """Whether the service networks are known and all IPv4.
 
         Raises:
-            ConfigError: one is no network.
+            ConfigError: one is not a network.
         """
         found = set()
         for text in self.service_cidr:

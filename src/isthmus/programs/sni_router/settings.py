@@ -148,7 +148,7 @@ class SniRouterSettings(CarrierSettings):
         """Where to listen.
 
         Raises:
-            ConfigError: one is no address and port, or is there twice.
+            ConfigError: one is not an address and port, or is given twice.
         """
         found = [_listen_at(text, "--listen") for text in self.listen]
         if not found:
@@ -160,7 +160,7 @@ class SniRouterSettings(CarrierSettings):
         """Where to listen for connections that begin with a PROXY header.
 
         Raises:
-            ConfigError: one is no address and port, or is there twice.
+            ConfigError: one is not an address and port, or is given twice.
         """
         found = [_listen_at(text, "--listen-proxy") for text in self.listen_proxy]
         return _each_once(found, [*self.listeners, *found], "--listen-proxy")
@@ -170,7 +170,7 @@ class SniRouterSettings(CarrierSettings):
         """The networks of proxies.
 
         Raises:
-            ConfigError: one is no network.
+            ConfigError: one is not a network.
         """
         return tuple(_network(text) for text in self.proxy_from)
 
