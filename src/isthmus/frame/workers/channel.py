@@ -1,8 +1,7 @@
 """The socket pair between a parent and a worker, and its messages.
 
-Messages go both ways, each with its length before it. Both are always of one version: a worker is
-the executable that its parent runs. The end of one is the end of the other: a worker that hears
-nothing more from its parent has none.
+Messages go both ways, each after its length. Both sides have the same version: a worker runs its
+parent's executable. If one ends, so does the other: when the channel closes, the parent is gone.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from isthmus.errors import ProtocolError
 from isthmus.frame.model.history import Tally
 
 _LENGTH = 4
-#: A snapshot of 100,000 tunnels is about half of it.
+#: A snapshot of 100,000 tunnels takes about half of it.
 MOST_BYTES = 64 * 1024 * 1024
-#: What may wait to be read by the other side; it is stuck then.
+#: Most bytes that may wait for the other side; beyond that it is stuck.
 MOST_UNSENT_BYTES = 2 * MOST_BYTES
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Begin(Struct, frozen=True, kw_only=True, tag=True):
-    """The first word to a worker: which one it is, and of how many."""
+    """The first message to a worker: its number, and how many workers there are."""
 
     index: int
     count: int
@@ -40,7 +39,7 @@ class Bound(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class WorkerQuestion(Struct, frozen=True, kw_only=True, tag=True):
-    """A question, which is answered under its number."""
+    """A question; the answer has the same number."""
 
     number: int
     what: str
@@ -48,7 +47,7 @@ class WorkerQuestion(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Drain(Struct, frozen=True, kw_only=True, tag=True):
-    """Let what is open finish, at most so long, and end then."""
+    """Let open connections finish, for a limited time, then end."""
 
     timeout_s: float
 
@@ -58,7 +57,7 @@ class Stop(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Hangup(Struct, frozen=True, kw_only=True, tag=True):
-    """The parent was told to read its files again."""
+    """The parent was told to reload its files."""
 
 
 class Audit(Struct, frozen=True, kw_only=True, tag=True):
@@ -68,23 +67,23 @@ class Audit(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Started(Struct, frozen=True, kw_only=True, tag=True):
-    """The worker can be handed connections."""
+    """The worker takes connections now."""
 
 
 class Failed(Struct, frozen=True, kw_only=True, tag=True):
-    """It cannot start, with the reason as one sentence."""
+    """The worker cannot start, and the reason."""
 
     sentence: str
 
 
 class WorkerReport(Struct, frozen=True, kw_only=True, tag=True):
-    """How a worker is doing, said by itself about once a second.
+    """A worker's report on itself, about once a second.
 
-    ``taken`` is how many connections it was handed so far, ``load`` how many sockets and gRPC
-    calls it has open. Checks are names and failures, which are empty when all is well. ``lines``
-    are those that it logged since the last report. ``has_peers``: it knows of other servers, which
-    are none of its parent's workers. ``metrics`` and ``view``, a snapshot without tunnels, come
-    less often, and in the last report: they are what is left of it when it dies.
+    ``taken`` is how many connections it was handed so far, ``load`` how many sockets and gRPC calls
+    it has open. Checks are names and failures; an empty failure means that the check passed.
+    ``lines`` are those logged since the last report. ``has_peers``: it knows other servers, apart
+    from its parent's workers. ``metrics`` and ``view``, a snapshot without tunnels, come less
+    often, and in the last report: they are kept when the worker dies.
     """
 
     taken: int = 0
@@ -101,7 +100,7 @@ class WorkerReport(Struct, frozen=True, kw_only=True, tag=True):
 
 
 class WorkerAnswer(Struct, frozen=True, kw_only=True, tag=True):
-    """The answer to a question; a status as HTTP has it, and headers where they matter."""
+    """The answer to a question: an HTTP status, and headers if they matter."""
 
     number: int
     status: int = 200
@@ -120,7 +119,7 @@ R = TypeVar("R", bound=ToWorker | ToParent)
 
 
 class Channel(Generic[S, R]):
-    """One side: sends what is S and receives what is R."""
+    """One side: sends messages of type S and receives those of type R."""
 
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kind: object
@@ -128,7 +127,7 @@ class Channel(Generic[S, R]):
         self._reader = reader
         self._writer = writer
         self._decode = msgspec.msgpack.Decoder(kind).decode
-        self._size: int | None = None  # of the message whose length was read, and nothing more
+        self._size: int | None = None  # bytes of the message whose length was read
 
     @classmethod
     async def of_parent(cls, sock: socket.socket) -> Channel[ToWorker, ToParent]:
@@ -141,7 +140,7 @@ class Channel(Generic[S, R]):
         return Channel(*await asyncio.open_connection(sock=sock), ToWorker)
 
     def send(self, message: S) -> bool:
-        """Send without waiting; False when the other side does not read, or is gone."""
+        """Send without waiting; False if the other side does not read, or is gone."""
         transport = self._writer.transport
         if transport.is_closing() or transport.get_write_buffer_size() > MOST_UNSENT_BYTES:
             return False
@@ -152,10 +151,10 @@ class Channel(Generic[S, R]):
         return True
 
     async def receive(self) -> R | None:
-        """Wait for a message; None at the end. Whoever was cancelled may come again.
+        """Wait for a message; None at the end. A cancelled call may be repeated.
 
         Raises:
-            ProtocolError: it is none of ours.
+            ProtocolError: the message is invalid.
         """
         try:
             if self._size is None:
@@ -173,7 +172,7 @@ class Channel(Generic[S, R]):
         return message
 
     async def flush(self, timeout_s: float) -> None:
-        """Wait until everything was sent, or the other side is gone, or so long."""
+        """Wait until everything is sent or the other side is gone, for a limited time."""
         self._writer.transport.set_write_buffer_limits(0)
         try:
             async with asyncio.timeout(timeout_s):
@@ -182,5 +181,5 @@ class Channel(Generic[S, R]):
             return
 
     def close(self) -> None:
-        """Close; nothing more is received."""
+        """Close; nothing is received after that."""
         self._writer.close()

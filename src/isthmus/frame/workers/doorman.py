@@ -1,9 +1,10 @@
 """Accepts for the workers, and hands each connection to one of them.
 
-A client goes to the least loaded worker: what it had open at its last report, and what it was
-handed since. An agent goes to the worker that its ClientHello asks for, or to the next in turn for
-its address; the hello is only looked at, and is still there for the worker to read. Those whose
-hello is not there yet are strangers: the source that has most of them makes way for others.
+A client goes to the least loaded worker: the load is what it had open at its last report, plus what
+it was handed since. An agent goes to the worker that its ClientHello asks for, or to the next in
+turn for its address; the hello is only peeked at, and the worker still reads it. Connections
+without a hello yet are strangers: if there are too many, the source with the most of them loses
+one.
 """
 
 from __future__ import annotations
@@ -32,18 +33,18 @@ from isthmus.net.systemd import PassedSocket
 from isthmus.wire.alpn import asked_for
 from isthmus.wire.client_hello import ClientHello
 
-#: Connections that wait because no worker takes them now; as many as wait in a listener's queue.
+#: Most connections that wait because no worker takes them now; the size of a listener's queue.
 MOST_WAITING = 4096
-#: Agents whose hello is not there yet.
+#: Most agents whose hello has not arrived yet.
 MOST_LOOKING = 1024
 _QUIET_S = 30.0
 _log = logging.getLogger("isthmus.workers")
-#: Of so many addresses it is known whose turn it is; the oldest make room.
+#: Most addresses whose next worker is remembered; the oldest are forgotten.
 MOST_SOURCES = 4096
 
 
 class Doorman:
-    """Every listener of a program, and who gets what comes there."""
+    """Every listener of a program, and the workers that get their connections."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Doorman:
         metrics: WorkersMetrics,
         once: OncePer,
     ) -> None:
-        """``ids`` are those that agents may ask for."""
+        """``ids`` are the workers' ids, which agents may ask for."""
         self._loop = loop
         self._poller = poller
         self._plan = plan
@@ -74,14 +75,14 @@ class Doorman:
 
     @property
     def listeners(self) -> list[Listener]:
-        """What was opened, stopped or not."""
+        """The open doors, stopped or not."""
         return [*self._frontends, *self._agents]
 
     def bind(self) -> None:
-        """Bind everything, and accept nothing yet.
+        """Bind all listeners without accepting yet.
 
         Raises:
-            ConfigError: something cannot be bound; ``close`` gives the rest back.
+            ConfigError: an address cannot be bound; ``close`` closes the others.
         """
         for bound in self._plan.bind():
             self._bound.append(bound)
@@ -90,7 +91,7 @@ class Doorman:
                 self.where.setdefault(bound.flag, []).append((str(host), int(port)))
 
     def open(self) -> None:
-        """Accept from now on."""
+        """Begin to accept."""
         bound, self._bound = self._bound, []
         for flag, sock, for_agents in bound:
             accept = partial(self._agent if for_agents else self._client, flag)
@@ -111,7 +112,7 @@ class Doorman:
                 self._waiting.append((flag, sock))
 
     def _give(self, flag: str, sock: socket.socket) -> bool:
-        """Hand a client to the least loaded that takes it."""
+        """Hand a client to the least loaded worker that takes it."""
         left = [worker for worker in self._workers if worker.running]
         while True:
             chosen = least_loaded(left)
@@ -122,12 +123,12 @@ class Doorman:
                     sock.close()
                     return True
             except OSError:
-                sock.close()  # broken: nobody could take it
+                sock.close()  # broken: no worker could take it
                 return True
             left.remove(chosen)
 
     def hand_waiting(self) -> None:
-        """A worker may take something again."""
+        """A worker may take connections again."""
         while self._waiting:
             flag, sock = self._waiting[0]
             if not self._give(flag, sock):
@@ -165,7 +166,7 @@ class Doorman:
         sock = look.sock
         self._poller.release(sock)
         wanted = self._ids.get(asked_for(hello.alpn))
-        # Not handed to another instead: it is not whom it asked for, and it will try again.
+        # Not handed to another worker: the agent asked for this one, and will try again.
         chosen = self._next(sock) if wanted is None else wanted if wanted.running else None
         try:
             if chosen is not None and chosen.give(flag, sock):
@@ -185,7 +186,7 @@ class Doorman:
         try:
             source = str(sock.getpeername()[0])
         except OSError:
-            source = ""  # it is gone, which the worker will notice
+            source = ""  # the agent is gone, which the worker will notice
         return self._turns.choose(source, [worker for worker in self._workers if worker.running])
 
     def _lost(self, look: HelloPeek, late: bool) -> None:
@@ -207,10 +208,10 @@ class Doorman:
     # The end.
 
     def drain(self, *, elsewhere: bool) -> None:
-        """Accept no clients any more, and agents only if they have nowhere ``elsewhere`` to go.
+        """Stop accepting clients, and agents as well if they can go ``elsewhere``.
 
-        As a single server does: with other servers behind one address,
-        whoever looks for them would meet this one again and again.
+        Like a single server: with other servers behind the same address, agents that look for them
+        would keep reaching this one.
         """
         for listener in self._frontends:
             listener.stop()
@@ -220,12 +221,12 @@ class Doorman:
         self.hand_waiting()
 
     def close(self) -> None:
-        """Accept nobody, and let go of those that wait."""
+        """Stop accepting, and drop the connections that wait."""
         for listener in self.listeners:
             listener.stop()
         for _, sock, _ in self._bound:
             if sock.family == socket.AF_UNIX and not isinstance(sock, PassedSocket):
-                # Its listener would have removed the file.
+                # A listener that was opened would have removed the file.
                 Listener(self._loop, self._poller, sock, socket.socket.close).stop()
             else:
                 sock.close()
@@ -239,7 +240,7 @@ class Doorman:
 
 
 class Candidate(Protocol):
-    """A worker, as far as it matters here."""
+    """The interface of a worker that choosing needs."""
 
     @property
     def index(self) -> int:
@@ -247,28 +248,28 @@ class Candidate(Protocol):
 
     @property
     def ready(self) -> bool:
-        """It could serve a client now."""
+        """Whether it could serve a client now."""
 
     @property
     def load(self) -> int:
-        """How much it has to do, as far as is known."""
+        """Its load, as far as is known."""
 
 
 C = TypeVar("C", bound=Candidate)
 
 
 def least_loaded(running: Sequence[C]) -> C | None:
-    """Choose for a client, among those that are ready if there are such; None without any."""
+    """Choose for a client, among the ready workers if there are any; None without workers."""
     ready = [worker for worker in running if worker.ready]
     return min(ready or running, key=lambda worker: worker.load, default=None)
 
 
 class InTurn:
-    """Chooses for an agent that asks for nobody: one worker after the other for each address.
+    """Chooses for an agent that asks for no worker: the workers in turn for each address.
 
-    konnectivity's agents connect again until they have met as many servers as they were told of, so
-    every worker comes once before any comes twice. The order is another one each time: with one
-    order for ever, two agents behind one address could meet the same workers again and again.
+    konnectivity's agents reconnect until they have found as many servers as they were told of, so
+    every worker comes once before any comes twice. The order changes each time: with a fixed order,
+    two agents behind one address could keep getting the same workers.
     """
 
     def __init__(self, shuffle: Callable[[list[int]], None]) -> None:
@@ -276,7 +277,7 @@ class InTurn:
         self._left: OrderedDict[str, list[int]] = OrderedDict()
 
     def choose(self, source: str, running: Sequence[C]) -> C | None:
-        """Choose one; None without any."""
+        """Choose a worker; None without any."""
         by_index = {worker.index: worker for worker in running}
         if not by_index:
             return None

@@ -1,8 +1,8 @@
 """Merges the metrics of several processes, each family by its declared rule.
 
-All of them are written by the same program, so that a sample is the same line but for its number;
-what a line means is not looked into. Rules are those of the program's own families. Both text
-formats are read: Prometheus' 0.0.4 and OpenMetrics 1.0.0, whose buckets may carry an example.
+The same program writes all of them, so a sample is the same line except for its number; the meaning
+of a line is not parsed. The rules are those of the program's own families. Both text formats are
+read: Prometheus' 0.0.4 and OpenMetrics 1.0.0, whose buckets may have an exemplar.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from isthmus.frame.model.merge import Merge, merge_numbers
 
-#: The bucket of a histogram with an example behind its number (OpenMetrics 1.0 §5.1.6.3).
+#: The bucket of a histogram with an exemplar after its number (OpenMetrics 1.0 §5.1.6.3).
 _EXAMPLE = re.compile(rb"(\S+_bucket\{.*\}) (\S+) # (.*)")
 _EOF = b"# EOF"
 _ADDED = frozenset({b"counter", b"histogram", b"unknown"})
@@ -22,7 +22,7 @@ _ADDED = frozenset({b"counter", b"histogram", b"unknown"})
 
 @dataclass(slots=True)
 class MetricFamily:
-    """One metric: its comment lines, and its samples by everything that stands before a number."""
+    """One metric: its comment lines, and its samples by the text before the number."""
 
     name: bytes
     kind: bytes
@@ -32,12 +32,12 @@ class MetricFamily:
 
     @property
     def adds_up(self) -> bool:
-        """Its numbers only grow, and a worker's go on where those of its last life ended."""
+        """Whether its numbers only grow, and a restarted worker's continue from its last life."""
         return self.kind in _ADDED
 
     def rule(self, rules: Mapping[str, Merge]) -> Merge | None:
-        """How its numbers become one; None of a family that this version does not know."""
-        # OpenMetrics writes a counter's head without the ending of its samples.
+        """The rule that merges its numbers; None for a family that this version does not know."""
+        # OpenMetrics writes a counter's head without the suffix of its samples.
         name = self.name.decode()
         return rules.get(name) or rules.get(name + "_total")
 
@@ -46,7 +46,7 @@ Exposition = dict[bytes, MetricFamily]
 
 
 def read(text: bytes) -> Exposition:
-    """Read a whole text; what is not as we write it is left out."""
+    """Read a whole text; lines in a format that Isthmus does not write are left out."""
     found: Exposition = {}
     current = MetricFamily(b"", b"")
     for line in text.splitlines():
@@ -71,7 +71,7 @@ def read(text: bytes) -> Exposition:
 
 
 def keep(kept: Exposition, ended: Exposition) -> None:
-    """Add what a process had counted when it ended; its gauges speak of nothing any more."""
+    """Add what a process had counted when it ended, without its gauges, which no longer apply."""
     for name, family in ended.items():
         if family.adds_up:
             into = kept.setdefault(name, family_like(family))
@@ -80,7 +80,7 @@ def keep(kept: Exposition, ended: Exposition) -> None:
 
 
 def merged(each: Sequence[Exposition], rules: Mapping[str, Merge]) -> Exposition:
-    """Merge what several processes say, each family by its rule."""
+    """Merge the metrics of several processes, each family by its rule."""
     total: Exposition = {}
     found: dict[bytes, dict[bytes, list[float]]] = {}
     for family in (family for one in each for family in one.values()):
@@ -92,7 +92,7 @@ def merged(each: Sequence[Exposition], rules: Mapping[str, Merge]) -> Exposition
             numbers.setdefault(key, []).append(number)
     for name, family in list(total.items()):
         rule = family.rule(rules)
-        if rule is None:  # of a worker that was started by a newer version than ours
+        if rule is None:  # of a worker that was started by a newer version
             del total[name]
             continue
         samples = found[name].items()
@@ -101,7 +101,7 @@ def merged(each: Sequence[Exposition], rules: Mapping[str, Merge]) -> Exposition
 
 
 def write(total: Exposition, *, open_metrics: bool = False) -> bytes:
-    """Write everything in the format that it was read in."""
+    """Write everything in the format that was read."""
     lines: list[bytes] = []
     for family in total.values():
         lines += family.head
@@ -133,7 +133,7 @@ def family_like(family: MetricFamily) -> MetricFamily:
 
 
 def blank(like: Exposition) -> Exposition:
-    """The same families, of a process that says nothing."""
+    """The same families for a process without samples."""
     return {name: family_like(family) for name, family in like.items()}
 
 

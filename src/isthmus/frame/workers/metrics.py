@@ -1,4 +1,4 @@
-"""The metrics of a parent of workers: which of them run, what each was handed and has used.
+"""The metrics of a parent of workers: which workers run, what each was handed and has used.
 
 Everything else at its ``/metrics`` is the sum of what its workers count (isthmus.frame.workers).
 """
@@ -15,7 +15,7 @@ from isthmus.frame.observe.program import ProgramMetrics
 
 
 class NotHanded(Enum):
-    """Why a connection was handed to no worker."""
+    """Why a connection was not handed to a worker."""
 
     NO_WORKER = "no worker is running"
     NOT_RUNNING = "the worker that the agent asked for is not running"
@@ -27,7 +27,7 @@ class NotHanded(Enum):
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
-    """What is counted of one worker, all its lives together."""
+    """The counts of one worker, over all its lives."""
 
     index: int
     up: bool
@@ -38,7 +38,7 @@ class WorkerCounts:
 
 
 class WorkersMetrics(ProgramMetrics):
-    """What a parent counts itself."""
+    """The parent's own counts."""
 
     program = "workers"
     has_links = False
@@ -48,7 +48,7 @@ class WorkersMetrics(ProgramMetrics):
         self.not_handed = dict.fromkeys(NotHanded, 0)
         self.workers: Callable[[], Iterable[WorkerCounts]] = tuple
         #: Records written, records dropped, failed writes of the audit log, which the parent writes
-        #: for its workers; replaced where there is one.
+        #: for its workers; replaced if there is an audit log.
         self.audit_counts: Callable[[], tuple[int, int, int]] | None = None
         super().__init__((1.0,))
 
@@ -56,11 +56,11 @@ class WorkersMetrics(ProgramMetrics):
         return lambda: [((str(it.index),), number(it)) for it in self.workers()]
 
     def _audit(self, at: int) -> Callable[[], Samples]:
-        # Without an audit log there is nothing to say: the program may not be a server.
+        # Left out without an audit log: the program may not be a server.
         return lambda: () if self.audit_counts is None else (((), self.audit_counts()[at]),)
 
     def _audit_families(self) -> list[Family]:
-        # Names and words of ServerMetrics: what a worker loses on the way here adds up with it.
+        # Names and help of ServerMetrics: records that a worker loses are added to these.
         ours = "isthmus_server_audit_"
         return [
             counter(

@@ -1,10 +1,9 @@
 """The health and admin ports of a program with workers: merges what the workers show.
 
-The counts of a dead worker stay in the sums, as of its last report, at most five seconds before
-its end, so that no counter goes back. A tunnel and a link keep their number and get their worker's
-as
+The counts of a dead worker stay in the sums, as of its last report, at most five seconds before its
+end, so that no counter decreases. A tunnel and a link keep their number and get their worker's as
 the last two digits, so that tunnel 1203 is tunnel 12 of worker 3; after a restart of the worker,
-counting goes on far above.
+counting continues far above.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from isthmus.values import TunnelId
 
 _LONGEST_PROFILE_S = 310.0
 _WORKERS = 100
-#: Numbers for each life of a worker; more than it could use.
+#: Numbers reserved for each life of a worker; more than it could use.
 _LIFE = 10**9
 MOST_ENDINGS = 100
 _K = TypeVar("_K", str, float)
@@ -55,7 +54,8 @@ class Operating:
         draining: Callable[[], bool],
         known: Callable[[], Mapping[str, Any]],
     ) -> None:
-        """``known`` gives the fields of a snapshot that the parent knows better than any worker."""
+        """``known`` returns the fields of a snapshot that the parent knows better than any
+        worker."""
         self._view_class = program.view_class
         self._workers = workers
         self._metrics = metrics
@@ -64,7 +64,7 @@ class Operating:
         self._known = known
         self._started_at = clock()
         self._rules = merge_table((*program.found(program.metrics)().families, *metrics.families))
-        #: What each worker had counted in earlier lives.
+        #: The counts of each worker from earlier lives.
         self._gone: dict[int, exposition.Exposition] = {}
         self._gone_totals = Totals()
         self._gone_tally = Tally()
@@ -86,10 +86,10 @@ class Operating:
         view: ProgramView = msgspec.msgpack.decode(body, type=self._view_class)
         return view
 
-    # Checks and history, out of the last reports.
+    # Checks and history, from the last reports.
 
     def ready(self) -> list[Check]:
-        """Ready: every worker serves, and each check is well in one of them at least."""
+        """Ready: every worker serves, and each check passes in at least one of them."""
         found: dict[str, list[str]] = {}
         for worker in self._workers:
             for name, failure in worker.report.ready:
@@ -105,7 +105,7 @@ class Operating:
         ]
 
     def live(self) -> list[Check]:
-        """What the workers that run say of themselves: one that does not is started again."""
+        """The liveness of the running workers; one that does not run is restarted."""
         return [
             Check(f"worker:{worker.index}:{name}", failure)
             for worker in self._workers
@@ -124,12 +124,11 @@ class Operating:
     async def _texts(self, what: str) -> dict[int, bytes]:
         async def one(worker: Worker) -> bytes:
             try:
-                # What somebody was shown has to be kept, or it could go back.
+                # Counts that a client was shown have to be kept, or they could decrease.
                 worker.metrics = (await worker.ask("metrics")).body
                 return worker.metrics if what == "metrics" else (await worker.ask(what)).body
             except WorkerLost:
-                # Once it is dead this is empty, and what it had counted is with the others' of
-                # those that are gone.
+                # Once it is dead this is empty, and its counts are among those of dead workers.
                 return worker.metrics if what == "metrics" else b""
 
         lives = [worker.ended for worker in self._workers]
@@ -137,7 +136,8 @@ class Operating:
         return {
             worker.index: text
             for worker, life, text in zip(self._workers, lives, texts, strict=True)
-            # Of one that died meanwhile it is among what is gone, and may not count twice.
+            # The counts of one that died meanwhile are among those of dead workers, and must not
+            # count twice.
             if worker.ended == life
         }
 
@@ -157,7 +157,7 @@ class Operating:
         heads = next(iter(each.values()), {})
         for index, gone in self._gone.items():
             one = each.setdefault(index, exposition.blank(heads))
-            # Counters have another name in the heads of OpenMetrics, and the same in their samples.
+            # In OpenMetrics the head of a counter has a different name, its samples have the same.
             exposition.add_gone(one, gone)
         total = exposition.merged([*each.values(), exposition.read(own)], self._rules)
         return exposition.write(total, open_metrics=open_metrics)
@@ -182,7 +182,7 @@ class Operating:
     # Snapshots.
 
     async def snapshot(self, limit: int) -> ProgramView:
-        """Merge what the workers show; of one that does not answer, what it showed last."""
+        """Merge the workers' snapshots; for one that does not answer, its last one."""
 
         async def one(worker: Worker) -> WorkerView | None:
             life = worker.ended
@@ -198,7 +198,7 @@ class Operating:
 
         found = [it for it in await asyncio.gather(*map(one, self._workers)) if it is not None]
         gone = self._gone_totals
-        if not found:  # nobody runs, and somebody did
+        if not found:  # no worker runs, and one did before
             if self._last is None:
                 raise web.HTTPServiceUnavailable(text="no worker is running\n")
             blank = replace(self._last, totals=Totals())
@@ -227,10 +227,10 @@ class Operating:
             return None
         return answer.body.decode() if answer.status == 200 else None
 
-    # Routes of our own.
+    # The parent's own routes.
 
     def routes(self, *, profiling: bool) -> Routes:
-        """Give the paths that other programs answer otherwise, or not at all."""
+        """The paths that other programs answer differently, or not at all."""
         own: dict[str, Handler] = {"/metrics": self._metrics_route, "/workers": self._list}
         for path, handler in debug_routes(profiling).items():
             own[path] = partial(self._profile, path.removeprefix(PREFIX), handler)
@@ -302,19 +302,19 @@ def _summed(each: Sequence[Mapping[_K, int]]) -> dict[_K, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """What one worker showed, which worker it is, and how often it was started again."""
+    """A worker's snapshot, its number, and how often it was restarted."""
 
     index: int
     restarts: int
     view: ProgramView
 
     def number(self, own: int) -> int:
-        """A number of its own, as the program shows it; 0 is none."""
+        """One of its own numbers as the program shows it; 0 is none."""
         return own and (self.restarts * _LIFE + own) * _WORKERS + self.index
 
 
 def worker_of(number: int) -> tuple[int, int, int]:
-    """Take such a number apart: the worker, its restarts, and its own number."""
+    """Split such a number: the worker, its restarts, and its own number."""
     rest, index = divmod(number, _WORKERS)
     restarts, own = divmod(rest, _LIFE)
     return index, restarts, own
@@ -323,13 +323,12 @@ def worker_of(number: int) -> tuple[int, int, int]:
 def merge(
     found: Sequence[WorkerView], *, limit: int, gone: Totals, same: Mapping[str, Any]
 ) -> ProgramView:
-    """Merge what at least one worker showed, with at most ``limit`` tunnels.
+    """Merge the snapshots of one or more workers, with at most ``limit`` tunnels.
 
-    ``gone`` is what workers counted that are no more; ``same`` are fields that the parent knows
-    itself.
+    ``gone`` are the counts of dead workers; ``same`` are fields that the parent knows itself.
     """
     view = merge_values([_numbered(one) for one in found])
-    tunnels = sorted(view.tunnels, key=lambda row: -row.age_s)  # oldest first, as one program
+    tunnels = sorted(view.tunnels, key=lambda row: -row.age_s)  # oldest first
     endings = sorted(view.recent_endings, key=lambda row: row.age_s)
     return replace(
         view,
@@ -355,5 +354,5 @@ def _numbered(of: WorkerView) -> ProgramView:
 
 
 def add_totals(each: Iterable[Totals]) -> Totals:
-    """Add up what was counted."""
+    """Add up counts."""
     return merge_values(list(each))

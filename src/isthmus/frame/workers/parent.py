@@ -1,8 +1,8 @@
 """The parent as a program: starts workers, accepts for them, and restarts them.
 
-What is open is a worker's alone: one that dies resets its own tunnels and nobody else's. The audit
-log is the parent's: workers write records into pipes, so there is one writer, and it rotates alone.
-A worker that dies takes no record with it that is in its pipe already.
+Each worker has its own connections: one that dies resets its own tunnels and no others. The parent
+has the audit log: workers write records into pipes, so there is a single writer, which rotates the
+file. Records that are in the pipe of a worker that dies are not lost.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from isthmus.settings.audit import AuditSettings
 from isthmus.settings.options import block_of
 from isthmus.settings.program import worker_id
 
-#: How long workers may take to end when they were told to end now, or their drain is over.
+#: How long workers may take to end when told to end now, or after their drain.
 STOP_S = 8.0
 _LOOK_S = 0.05
 _SWEEP_S = 1.0
 _log = logging.getLogger("isthmus.workers")
 _READ_BYTES = 256 * 1024
-#: A record is a few hundred bytes; what is longer than this is none.
+#: A record is a few hundred bytes; a longer line is not a record.
 _MOST_LINE = 1024 * 1024
 
 
@@ -96,7 +96,7 @@ class Parent:
     # Program.
 
     async def start(self) -> None:
-        """Start the workers, which check every file, then open every port."""
+        """Start the workers, which check every file; then open every port."""
         try:
             await self._start_workers()
             for part in self.plan.parts:
@@ -157,11 +157,11 @@ class Parent:
             end_tunnel=operating.end_tunnel,
         )
         own = operating.routes(profiling=settings.admin.enable_profiling)
-        assert self.program.operator_flags is not None  # workers without ports show nothing
+        assert self.program.operator_flags is not None  # workers without ports have no views
         await self.ports.open(watched, self.program.operator_flags, own=own)
 
     async def watch(self) -> None:
-        """Look after the workers."""
+        """Run and restart the workers."""
         async with self.health.tasks() as tasks:
             for worker in self.workers:
                 tasks.create_task(worker.watch(), name=f"worker:{worker.index}")
@@ -180,7 +180,7 @@ class Parent:
             self.doorman.hand_waiting()
 
     async def _tell_audit(self, log: AuditLog) -> None:
-        """Tell workers, also those that are started later, whether their records are written."""
+        """Tell all workers, including ones started later, whether their records are written."""
         told: dict[int, tuple[int, bool]] = {}
         while True:
             for worker in self.workers:
@@ -192,7 +192,7 @@ class Parent:
             await asyncio.sleep(_LOOK_S)
 
     async def drain(self, timeout_s: float) -> None:
-        """Do as one server does, and let every worker finish what it has."""
+        """Drain like a single server: let every worker finish its connections."""
         self.draining = True
         self.doorman.drain(elsewhere=any(worker.report.has_peers for worker in self.workers))
         for worker in self.workers:
@@ -200,7 +200,7 @@ class Parent:
             worker.tell(Drain(timeout_s=timeout_s))
         try:
             async with asyncio.timeout(timeout_s + STOP_S):
-                # One that rests has no process: it need not start again to be gone.
+                # A worker between two lives has no process: it need not start again to end.
                 while any(worker.pid for worker in self.workers):
                     await asyncio.sleep(_LOOK_S)
         except TimeoutError:
@@ -221,18 +221,18 @@ class Parent:
             part.close()
         for part in reversed(self.plan.parts):
             await part.wait_closed()
-        await asyncio.sleep(0)  # one turn of the loop, in which the poller closes what is doomed
+        await asyncio.sleep(0)  # one turn of the loop, in which the poller closes pending sockets
         self.poller.shut_down()
         if self.records is not None:
             await self.records.close()
 
     def reload(self) -> None:
-        """Have the workers read their files again."""
+        """Have the workers reload their files."""
         for worker in self.workers:
             worker.tell(Hangup())
 
     def status(self) -> str:
-        """How the workers are; see Supervisable."""
+        """The state of the workers; see Supervisable."""
         running = sum(worker.running for worker in self.workers)
         tally = self.operating.tally()
         return (
@@ -277,14 +277,14 @@ class Parent:
 
 
 def _as_field(flag: str) -> str:
-    """The name that log lines of programs have for a port."""
+    """The name of a port in the log lines of programs."""
     named = {"server_port": "frontend_port", "serving_port": "port", "listen": "port"}
     name = flag.removeprefix("--").replace("-", "_")
     return named.get(name, name)
 
 
 def main(program: Program, settings: Any, *, before: lifetime.Before | None = None) -> int:
-    """Run a parent until it is told to stop; the exit code."""
+    """Run a parent until it is told to stop; returns the exit code."""
     os.umask(0o077)
     return lifetime.main(
         lambda: Parent(program, settings),
@@ -295,7 +295,7 @@ def main(program: Program, settings: Any, *, before: lifetime.Before | None = No
 
 
 class GatheredRecords:
-    """Where the records of all workers come together."""
+    """Collects the audit records of all workers."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, log: AuditLog) -> None:
         self._loop = loop
@@ -305,7 +305,7 @@ class GatheredRecords:
 
     @classmethod
     def open(cls, loop: asyncio.AbstractEventLoop, settings: object) -> GatheredRecords | None:
-        """Open the log, if one is asked for.
+        """Open the log, if one is configured.
 
         Raises:
             ConfigError: it cannot be opened.
@@ -323,7 +323,7 @@ class GatheredRecords:
         self._loop.add_reader(reading, self._read, reading)
 
     def _read(self, reading: int) -> bool:
-        """Take what is there; False when there is nothing more now."""
+        """Take the available records; False if there are no more now."""
         try:
             data = os.read(reading, _READ_BYTES)
         except BlockingIOError:
@@ -343,11 +343,11 @@ class GatheredRecords:
         return True
 
     async def close(self) -> None:
-        """Write what the workers have left, and close; they are gone."""
+        """Write the records that ended workers left, and close."""
         for reading in list(self._pipes):
             while self._read(reading):
                 pass
-        for reading in list(self._pipes):  # somebody else has it
+        for reading in list(self._pipes):  # another process has it open
             self._loop.remove_reader(reading)
             with contextlib.suppress(OSError):
                 os.close(reading)

@@ -1,8 +1,8 @@
-"""Descriptors from one process to the other, one message for each connection (unix(7), SCM_RIGHTS).
+"""Passes descriptors between processes, one message per connection (unix(7), SCM_RIGHTS).
 
-What a peer has sent already stays in the kernel and goes along. The message is the flag of the door
-that the connection came in by. Its queue is the kernel's, a few hundred; when it is full, whoever
-gives waits for ``writable``.
+What a peer has already sent stays in the kernel and moves with the connection. The message is the
+flag of the listener that accepted it. The queue is the kernel's, a few hundred messages; when it is
+full, the giver waits for ``writable``.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ _INT = struct.Struct("i")
 _ROOM = socket.CMSG_SPACE(_INT.size)
 _TAKEN_PER_EVENT = 64
 _QUIET_S = 30.0
-#: The queue is full, of messages or of descriptors on their way.
+#: The errors of a queue full of messages or of descriptors in flight.
 _FULL = frozenset({errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS})
 _log = logging.getLogger("isthmus.workers")
 
 
 def make_pair() -> tuple[socket.socket, socket.socket]:
-    """Make the two ends of a queue: who gives, and who takes."""
+    """Make the two ends of a queue: the giver and the taker."""
     kind = socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK
     giver, taker = socket.socketpair(socket.AF_UNIX, kind)
     return giver, taker
@@ -44,7 +44,7 @@ class Giver:
         self._sock = sock
         self._poller = poller
         self._writable = writable
-        #: How many were given.
+        #: How many connections were given.
         self.given = 0
         poller.register(sock.fileno(), OUT, self._on_events)
 
@@ -52,7 +52,7 @@ class Giver:
         self._writable()
 
     def give(self, flag: str, sock: socket.socket) -> bool:
-        """Pass a connection on; False when the queue is full or has an end. It stays the caller's.
+        """Pass a connection; False if the queue is full or closed. The caller keeps its descriptor.
 
         Raises:
             OSError: the connection itself is broken.
@@ -67,12 +67,12 @@ class Giver:
         return True
 
     def close(self) -> None:
-        """Give nothing more."""
+        """Stop giving."""
         self._poller.close(self._sock)
 
 
 class Taker:
-    """The worker's end; ``take`` gets each connection and the flag of its door."""
+    """The worker's end; ``take`` gets each connection and the flag of its listener."""
 
     def __init__(
         self, sock: socket.socket, poller: Poller, take: Callable[[str, socket.socket], None]
@@ -81,7 +81,7 @@ class Taker:
         self._poller = poller
         self._take = take
         self._once = OncePer()
-        #: How many came, those that were lost for want of a descriptor included.
+        #: How many came, including those lost for lack of a descriptor.
         self.taken = 0
         poller.register(sock.fileno(), IN, self._on_events)
 
@@ -95,13 +95,13 @@ class Taker:
         self._poller.again(self._some)
 
     def take_all(self) -> None:
-        """Take everything that is on its way."""
+        """Take everything in the queue."""
         while self._one():
             pass
 
     def _one(self) -> bool:
         try:
-            # Not recv_fds(): it takes flags and forgets them (CPython 3.11).
+            # Not recv_fds(): it takes flags and ignores them (CPython 3.11).
             flag, given, _, _ = self._sock.recvmsg(_MOST_FLAG, _ROOM, _CLOEXEC)
         except OSError:
             return False  # nothing more now, or never
@@ -120,9 +120,9 @@ class Taker:
             if exc.errno == errno.EMFILE:
                 self._lost()
             with contextlib.suppress(OSError):
-                sock.close()  # its peer has gone meanwhile, or there are too few descriptors
+                sock.close()  # its peer has left, or there are too few descriptors
         except Exception:
-            self._poller.again(self._some)  # those that wait made their edge already
+            self._poller.again(self._some)  # the edge for waiting connections has passed already
             raise
         return True
 
@@ -132,5 +132,5 @@ class Taker:
         )
 
     def close(self) -> None:
-        """Take nothing more."""
+        """Stop taking."""
         self._poller.close(self._sock)

@@ -36,17 +36,17 @@ from isthmus.net.child_endings import ending_of
 from isthmus.net.poller import Poller
 from isthmus.text.pacing import Backoff
 
-#: How long one may take to start.
+#: How long a worker may take to start.
 START_S = 60.0
-#: One that says nothing for so long is stuck, and is ended.
+#: A worker that does not report for this long is stuck, and is ended.
 SILENT_S = 30.0
-#: How long one may take to be gone when its channel is closed.
+#: How long a worker may take to exit after its channel is closed.
 _GONE_S = 5.0
 ASK_S = 5.0
-#: One that served for so long has not failed at its start.
+#: A worker that served for this long did not fail at its start.
 _LIVED_S = 30.0
 _LOOK_S = 1.0
-#: The report of one that has not spoken yet.
+#: The report of a worker that has not reported yet.
 _NOTHING = WorkerReport()
 _log = logging.getLogger("isthmus.workers")
 
@@ -66,7 +66,7 @@ class WorkerLost(IsthmusError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Birth:
-    """What a worker is started with, besides what differs from one to the other."""
+    """The parameters that all workers are started with."""
 
     count: int
     program_id: str
@@ -77,7 +77,7 @@ class Birth:
 class Worker:
     """One worker, through all its lives.
 
-    ``died`` hears of the end of a life, before the last report is forgotten; ``changed`` that
+    ``died`` is called at the end of a life, before the last report is dropped; ``changed`` when
     connections may be handed over again.
     """
 
@@ -93,9 +93,9 @@ class Worker:
         self.index = index
         self.state = WorkerState.STARTING
         self.report = _NOTHING
-        #: What was kept of this life: the last reports that had metrics, and a snapshot.
+        #: What was kept from this life: the last reports that had metrics, and a snapshot.
         self.metrics = self.view = b""
-        #: What somebody was shown since then, without tunnels.
+        #: What a client was shown since then, without tunnels.
         self.shown: ProgramView | None = None
         self.restarts = 0
         #: How many lives have ended.
@@ -124,63 +124,64 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """It can be handed connections."""
+        """Whether it takes connections."""
         return self.state is WorkerState.RUNNING
 
     @property
     def ready(self) -> bool:
-        """It said that it could serve a client; before its first word it did not."""
+        """Whether it reported that it could serve a client; False before its first report."""
         said = self.running and self.report is not _NOTHING
         return said and not any(failure for _, failure in self.report.ready)
 
     @property
     def load(self) -> int:
-        """What it had open at its last report, and what it was handed since."""
+        """What it had open at its last report, plus what it was handed since."""
         given = self._giver.given if self._giver is not None else 0
         return self.report.load + given - self.report.taken
 
     @property
     def handed(self) -> int:
-        """How many connections it was handed in all its lives."""
+        """The connections that it was handed in all its lives."""
         return self._given_before + (self._giver.given if self._giver is not None else 0)
 
     @property
     def cpu_s(self) -> float:
-        """What it has used in all its lives."""
+        """The CPU time that it has used in all its lives."""
         return self._cpu_before_s + self.report.cpu_s
 
     @property
     def pid(self) -> int:
-        """The number of its process; 0 without one."""
+        """The id of its process; 0 without one."""
         return self._process.pid if self._process is not None else 0
 
     def trouble(self) -> str:
-        """Say what keeps it from serving; empty when nothing does."""
+        """Why it does not serve; empty if it does."""
         return "" if self.running else f"{self.state.value}{': ' if self.why else ''}{self.why}"
 
     # Connections and questions.
 
     def give(self, flag: str, sock: socket.socket) -> bool:
-        """Hand a connection over; False when it cannot take it now. It stays the caller's."""
+        """Hand over a connection; False if it cannot take it now. The caller keeps its
+        descriptor."""
         return self.running and self._giver is not None and self._giver.give(flag, sock)
 
     def tell(self, message: ToWorker) -> None:
-        """Say something that has no answer."""
+        """Send a message that has no answer."""
         if self._channel is not None:
             self._channel.send(message)
 
     def bound(self, where: Bound) -> None:
-        """Say where the parent listens, to this life and those after it."""
+        """Report where the parent listens, to this life and later ones."""
         self._where = where
         self.tell(where)
 
     async def ask(
         self, what: str, given: Mapping[str, str] | None = None, *, timeout_s: float = ASK_S
     ) -> WorkerAnswer:
-        """Ask something; what is ``given`` with it the worker knows by name.
+        """Ask a question; the worker finds the values in ``given`` by name.
 
         Raises:
-            WorkerLost: it does not run, ends before it answers, or takes too long.
+            WorkerLost: it does not run, exits before it answers, or takes too long.
         """
         if self._channel is None or not self.running:
             raise WorkerLost(f"worker {self.index} is not running")
@@ -204,11 +205,11 @@ class Worker:
     # Its lives.
 
     async def start(self) -> None:
-        """Start it, and wait until it can be handed connections.
+        """Start it, and wait until it takes connections.
 
         Raises:
-            ConfigError: it says that something is wrong.
-            WorkerLost: it ended, is silent, or cannot be started now.
+            ConfigError: it reports that a setting or a file is wrong.
+            WorkerLost: it exited, is silent, or cannot be started now.
         """
         self.state, self.report = WorkerState.STARTING, _NOTHING
         self.metrics = self.view = b""
@@ -224,7 +225,7 @@ class Worker:
                 self.state, self.why = WorkerState.RUNNING, ""
                 if self._where is not None:
                     channel.send(self._where)
-                if self.leaving:  # which was said before there was anybody to hear it
+                if self.leaving:  # sent before it could receive messages
                     channel.send(Stop())
                 self._changed()
             case Failed(sentence=sentence):
@@ -237,7 +238,7 @@ class Worker:
     async def _spawn(self) -> Channel[ToWorker, ToParent]:
         try:
             ours, giver, reading = self._launch()
-        except OSError as exc:  # no process, no memory or no descriptor to be had now
+        except OSError as exc:  # no process, memory or descriptor is available now
             why = exc.strerror or str(exc)
             raise WorkerLost(f"worker {self.index} cannot be started: {why}") from exc
         if self._birth.audited is not None:
@@ -251,10 +252,10 @@ class Worker:
         return self._channel
 
     def _launch(self) -> tuple[socket.socket, socket.socket, int]:
-        """Start its process; our ends of what it says, of what it is given, and of its records.
+        """Start its process; returns the parent's ends of its channel, its queue and its records.
 
         Raises:
-            OSError: there is none, and nothing is left open.
+            OSError: it cannot be started; nothing is left open.
         """
         with ExitStack() as kept, ExitStack() as passed:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -275,7 +276,7 @@ class Worker:
                 passing=taker.fileno(),
                 audit=audit,
             )
-            # Here, and not in another thread, whose end would be that of the worker (prctl(2)).
+            # Not in another thread, because the worker would end with it (prctl(2)).
             self._process = subprocess.Popen(
                 list(self._birth.command) or own_command(),
                 stdin=subprocess.DEVNULL,
@@ -286,7 +287,7 @@ class Worker:
         return ours, giver, reading
 
     async def watch(self) -> None:
-        """Listen to it, and start it again whenever it dies; until it ends because it was told."""
+        """Read its messages, and restart it when it dies, until it is told to end."""
         while True:
             if self._channel is not None:
                 await self.follow()
@@ -302,7 +303,7 @@ class Worker:
             await self._start_again()
 
     async def _start_again(self) -> None:
-        if self.leaving:  # told while it rested
+        if self.leaving:  # told between two lives
             return
         self.restarts += 1
         try:
@@ -312,7 +313,7 @@ class Worker:
             self.why = str(error)
 
     async def follow(self) -> None:
-        """Listen to it until the end of this life."""
+        """Read its messages until the end of this life."""
         assert self._channel is not None
         watching = asyncio.create_task(self._look(), name=f"silence:{self.index}")
         try:
@@ -323,7 +324,7 @@ class Worker:
             self.kill()
         finally:
             watching.cancel()
-        # Nothing is handed to it from now on, though it may take a moment to be gone.
+        # It gets no more connections, though it may take a moment to exit.
         self.state = WorkerState.RESTING
         lived_s = asyncio.get_running_loop().time() - self._started_at
         self.why = ending_of(await self._bury())
@@ -350,20 +351,20 @@ class Worker:
                 pass
 
     async def _look(self) -> None:
-        """See that it goes on speaking."""
+        """Check that it keeps reporting."""
         loop = asyncio.get_running_loop()
         while True:
             before = loop.time()
             await asyncio.sleep(_LOOK_S)
             if loop.time() - before > 2 * _LOOK_S:
-                self._heard_at = loop.time()  # it is we who were away
+                self._heard_at = loop.time()  # the parent itself did not run
             if loop.time() - self._heard_at > SILENT_S:
                 log(_log, logging.ERROR, "worker is stuck, killing it", index=self.index)
                 self.kill()
                 return
 
     async def _bury(self) -> int:
-        """See that its process is gone, and keep what is to be kept; its exit code."""
+        """Make sure that its process is gone, and keep its last counts; returns the exit code."""
         assert self._process is not None
         process = self._process
         if self._channel is not None:
@@ -391,7 +392,8 @@ class Worker:
         return code
 
     async def finish(self, timeout_s: float) -> None:
-        """It was told to end: hear its last words, at most so long, and see that it is gone."""
+        """It was told to end: read its last messages for a limited time, and make sure that it is
+        gone."""
         self.leaving = True
         if self._channel is not None:
             try:
@@ -413,5 +415,5 @@ class Worker:
 
 
 def own_command() -> list[str]:
-    """The command line of this process, for another one of it."""
+    """The command line of this process, to start another one."""
     return [sys.executable, *sys.orig_argv[1:]]

@@ -1,6 +1,6 @@
 """The program inside a worker: takes connections, reports, answers, and exits on request.
 
-Signals are the parent's business: a terminal and systemd send them to every process of a group.
+The parent handles signals: a terminal and systemd send them to every process of a group.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from isthmus.frame.workers.passing import Taker
 from isthmus.logs import RECENT, configure, log
 from isthmus.values import TunnelId
 
-#: Says to a process that it is a worker, and by which descriptors it hears.
+#: Tells a process that it is a worker, and its descriptors.
 VARIABLE = "_ISTHMUS_WORKER"
 _PR_SET_PDEATHSIG = 1
 _BEGIN_S = 30.0
@@ -59,17 +59,17 @@ _FLUSH_S = 2.0
 WRONG = 2
 _log = logging.getLogger("isthmus.workers")
 REPORT_S = 1.0
-#: So soon it says that it is ready: clients are not sent to a worker without agents.
+#: How soon it reports that it is ready: clients are not sent to a worker without agents.
 SOON_S = 0.1
-#: How often what is kept of a worker that dies is brought up to date.
+#: How often the data kept for a worker that dies is updated.
 KEEP_S = 5.0
-#: Log lines in one report; more are in the log alone.
+#: Most log lines in a report; others are only in the log.
 MOST_LINES = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inherited:
-    """What a worker was started with: its number, its parent, and descriptors; audit -1 is none."""
+    """The parameters of a worker: its number, its parent, and descriptors; audit -1 is none."""
 
     index: int
     parent: int
@@ -78,18 +78,18 @@ class Inherited:
     audit: int = -1
 
     def to_text(self) -> str:
-        """Write it for the environment."""
+        """Write it as an environment variable."""
         return json.dumps(asdict(self))
 
 
 def inherited(environment: MutableMapping[str, str]) -> Inherited | None:
-    """Read what a worker was started with, and remove it; None in any other process."""
+    """Read the parameters of a worker, and remove them; None in any other process."""
     text = environment.pop(VARIABLE, "")
     return Inherited(**json.loads(text)) if text else None
 
 
 def main(program: Program, settings: Any, found: Inherited) -> int:
-    """Run a worker until its parent ends it; the exit code."""
+    """Run a worker until its parent ends it; returns the exit code."""
     _die_with(found.parent)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
@@ -106,7 +106,8 @@ def main(program: Program, settings: Any, found: Inherited) -> int:
 
 
 def _die_with(parent: int) -> None:
-    """Have the kernel kill us when our parent dies; it may have done so already (prctl(2))."""
+    """Have the kernel kill this process when its parent dies, which may have happened already
+    (prctl(2))."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -132,7 +133,7 @@ async def _run(program: Program, settings: Any, found: Inherited) -> int:
         await channel.flush(_FLUSH_S)
         return WRONG
     if found.audit >= 0:
-        os.close(found.audit)  # the log has opened it for itself
+        os.close(found.audit)  # the log has its own descriptor
     passing = socket.socket(fileno=found.passing)
     passing.setblocking(False)
     taker = Taker(passing, made.poller, handed.take)
@@ -172,7 +173,7 @@ class WorkerLife:
                 ]
                 self._channel.send(Started())
                 await self._told.wait()
-                self._taker.take_all()  # what was handed over before that
+                self._taker.take_all()  # connections that were handed over before that
                 draining = tasks.create_task(self._program.drain(self._drain_s), name="drain")
                 hurried = tasks.create_task(self._hurry.wait(), name="hurry")
                 await asyncio.wait({draining, hurried}, return_when=asyncio.FIRST_COMPLETED)
@@ -205,14 +206,14 @@ class WorkerLife:
                     if told is not None:
                         told(failing)
                 case Begin():
-                    pass  # it came first, and comes once
-        # Nobody accepts for us any more, and nobody would see what we do.
+                    pass  # it came first, and only once
+        # Without the parent, this worker gets no connections and cannot report.
         log(_log, logging.ERROR, "the parent process has exited")
         os._exit(1)
 
 
 class Reporter:
-    """Speaks to the parent for a program."""
+    """Talks to the parent for a program."""
 
     def __init__(
         self,
@@ -236,7 +237,7 @@ class Reporter:
         return self._handed.watched
 
     async def run(self) -> None:
-        """Report for ever: once a second, and at once when readiness changes."""
+        """Report until cancelled: once a second, and at once when readiness changes."""
         due = 0.0
         while True:
             ready = not _failures(self._watched.ready())
@@ -247,7 +248,7 @@ class Reporter:
             await asyncio.sleep(SOON_S)
 
     def report(self, *, last: bool = False) -> None:
-        """Say how it is doing; what is to be kept as well now and then, and at the end."""
+        """Report the state; now and then, and at the end, with the data to keep."""
         watched, program = self._watched, self._program
         now = time.monotonic()
         keep = last or now - self._kept_at >= KEEP_S
@@ -276,7 +277,7 @@ class Reporter:
     # Questions.
 
     def ask(self, asked: WorkerQuestion) -> None:
-        """Answer a question, now or when it is done."""
+        """Answer a question, now or when the answer is ready."""
         task = asyncio.get_running_loop().create_task(self._answer(asked), name=f"ask:{asked.what}")
         self._asked.add(task)
         task.add_done_callback(self._asked.discard)
@@ -322,7 +323,7 @@ class Reporter:
         handler = routes.get(f"{PREFIX}{asked.given['path']}")
         if handler is None:
             return WorkerAnswer(number=asked.number, status=404, body=b"404 page not found\n")
-        # Of a request the handlers of profiles read the query alone.
+        # The handlers of profiles read only the query of a request.
         request = cast(web.BaseRequest, SimpleNamespace(query=_query(asked.given)))
         made = await handler(request)
         assert isinstance(made, web.Response)
@@ -337,7 +338,7 @@ def _query(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _now(value: Any) -> Any:
-    """What a program of a worker gives, it gives at once."""
+    """A worker's program returns this at once, without waiting."""
     assert not inspect.isawaitable(value)
     return value
 
