@@ -87,7 +87,7 @@ class Scene:
 
 def moved_link(link: Json) -> list[Any]:
     """A link as ``moved`` has it."""
-    keys = ("id", "sentBytes", "receivedBytes", "streams", "heldBytes", "rttSeconds")
+    keys = ("id", "sentBytes", "receivedBytes", "streams", "heldBytes", "rttSeconds", "keptBytes")
     return [link[key] for key in keys]
 
 
@@ -126,6 +126,8 @@ def link(number: int, peer: str, chance: random.Random, **more: Any) -> Json:
         "receivedBytes": 20_000,
         "windowGrowthBytes": 0,
         "windowGrowthPeakBytes": 0,
+        "resumes": 0,
+        "keptBytes": 0,
         **more,
     }
 

@@ -139,7 +139,7 @@ def test_an_admin_port_for_the_network(fresh: Stack) -> None:
     ("flags", "sentence"),
     [
         (["--admin-bind-address=0.0.0.0"], "which needs --admin-cert and --admin-key"),
-        (["--admin-cert=/none.crt", "--admin-key=/none.key"], "--admin-cert /none.crt: file does"),
+        (["--admin-cert=/none.crt", "--admin-key=/none.key"], "/none.crt: no such file"),
     ],
 )
 def test_wrong_flags_are_one_sentence_and_nothing_listens(

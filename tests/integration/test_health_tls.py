@@ -94,7 +94,7 @@ def test_workers_and_waiting_files(programs: Programs, tmp_path: Path) -> None:
         "--serving-port=0", f"--health-port={health}", "--admin-port=0",
         f"--health-cert={files.server_cert}", f"--health-key={files.server_key}",
     )  # fmt: skip
-    sidecar.wait_log("waiting for files")
+    sidecar.wait_log("waiting for missing files")
     assert https_get(health, "/readyz", trusting(files))[0] == 500
     shutil.copy(files.ca_cert, ca)
     sidecar.wait_log("serving ")
@@ -105,7 +105,7 @@ def test_workers_and_waiting_files(programs: Programs, tmp_path: Path) -> None:
     ("flags", "sentence"),
     [
         (["--health-cert=/none.crt"], "--health-cert needs --health-key as well"),
-        (["--health-cert=/none.crt", "--health-key=/k"], "--health-cert /none.crt: file does not"),
+        (["--health-cert=/none.crt", "--health-key=/k"], "--health-cert /none.crt: no such file"),
     ],
 )
 def test_wrong_files_are_one_sentence(programs: Programs, flags: list[str], sentence: str) -> None:

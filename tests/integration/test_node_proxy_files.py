@@ -129,7 +129,7 @@ def test_a_wrong_file_is_one_line_and_changes_nothing(files: Path, tmp_path: Pat
         wait_rules(program, "--to-destination 10.1.0.7:8080", "-d 10.96.0.13/32")
         assert program.log.count("invalid YAML") == 1
         shutil.move(files, tmp_path / "away")
-        program.wait_log("cannot list ")
+        program.wait_log("no such file")
         assert "10.96.0.10" in output("iptables-save")
         shutil.move(tmp_path / "away", files)
         (files / "web.yaml").write_text(SERVICE.replace("10.1.0.7", "10.1.0.9"))

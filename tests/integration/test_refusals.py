@@ -113,7 +113,7 @@ def test_a_server_that_stops_fails_the_dials_that_wait(fresh: Stack, link: str) 
         fresh.stop(server)
         assert client.read_head().startswith(b"HTTP/1.1 502 ")
         said = client.read_to_end().decode()
-    assert said == f"cannot dial {target.name}: agent lost: server stops\n"
+    assert said == f"cannot dial {target.name}: agent lost: server is stopping\n"
     seen = server.metrics.render().decode()
     assert metric(seen, 'isthmus_server_dial_failures_total{reason="agent_lost"}') == 1
     assert metric(seen, 'isthmus_server_dial_failures_total{reason="timed_out"}') == 0

@@ -117,7 +117,7 @@ def test_the_watchdog_hears_nothing_of_who_is_not_well(
     server = manager.start("server", *programs.server_flags(), watchdog_s=WATCHDOG_S)
     manager.wait_heard("WATCHDOG=1", server)
     os.unlink(programs.uds)
-    trouble = f"STATUS=not well: listener:{programs.uds}: its file was removed or replaced"
+    trouble = f"STATUS=unhealthy: listener:{programs.uds}: its file was removed or replaced"
     manager.wait_heard(trouble, server)
     since = manager.hear().index(trouble)
     looks = said(server, "health_port")

@@ -244,7 +244,7 @@ class NodeDials(Part):
     @override
     def close(self) -> None:
         for dial in list(self.pending):
-            dial.give_up(DialFailure.AGENT_LOST, "server stops")
+            dial.give_up(DialFailure.AGENT_LOST, "server is stopping")
         self.resolver.close()
 
     # Refusals.
