@@ -16,9 +16,9 @@ SOURCE = Path(__file__).parents[2] / "src" / "isthmus"
 #: Where none of the phrases is left. What is not listed has MOST of them in all, and only loses.
 CLEAN = (
     "values.py", "errors.py", "logs.py", "wire", "tunnel", "net", "links", "kube", "dial",
-    "programs/agent", "programs/server",
+    "programs/agent", "programs/server", "tools", "cli", "client", "testing",
 )  # fmt: skip
-MOST = 137
+MOST = 81
 ODD = odd_phrases.pattern(odd_phrases.IN_PROSE)
 
 

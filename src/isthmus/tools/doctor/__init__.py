@@ -1,5 +1,5 @@
-"""Checks of a machine and the programs of isthmus on it: what was done, seen, and is to be done.
+"""Checks of a machine and the Isthmus programs on it: what was done, what was seen, what to do.
 
-finding.py has the values, looks.py the list of all checks, examine.py runs them. The archive of
-``isthmus support-bundle`` is made by the modules that begin with ``bundle``.
+looks.py lists all checks and examine.py runs them; the values are in frame/finding.py. The modules
+whose names begin with ``bundle`` make the archive of ``isthmus support-bundle``.
 """

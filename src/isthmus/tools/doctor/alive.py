@@ -1,4 +1,4 @@
-"""What a running program says of itself: readiness, links, versions, counts, recent failures."""
+"""What a running program reports: readiness, links, versions, counts, recent failures."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _R = TypeVar("_R", DialFailure, LinkStage)
 
 
 def _running(patient: Patient) -> Running:
-    assert patient.running is not None  # as the table of looks says
+    assert patient.running is not None  # by the table of looks
     return patient.running
 
 
@@ -43,7 +43,7 @@ def see_readiness(patient: Patient) -> Iterator[Finding]:
 
 
 def see_links(patient: Patient) -> Iterator[Finding]:
-    """Look at the links of the snapshot, and at what pings say."""
+    """Check the links of the snapshot, and their pings."""
     running = _running(patient)
     links = [link for link in running.snapshot.get("links", ()) if isinstance(link, dict)]
     what = "agents" if patient.program == "server" else "servers"
@@ -58,7 +58,7 @@ def see_links(patient: Patient) -> Iterator[Finding]:
     elif not links:
         yield asked.fail(
             f"none: no {what} are connected",
-            "run isthmus doctor on the agents' machines: they are who connects"
+            "run isthmus doctor on the agents' machines: the agents connect"
             if patient.program == "server"
             else "see the checks of names, connecting, TLS and certificates here, and the log",
         )
@@ -71,13 +71,13 @@ def see_links(patient: Patient) -> Iterator[Finding]:
 
 
 def judge_link(link: Mapping[str, Any], about: str) -> Finding:
-    """Is a link well?"""
+    """Is a link healthy?"""
     asked = Asked(CheckId.LINKS, about, "read its state and its last ping in the snapshot")
     state, rtt = str(link.get("state")), link.get("rttSeconds")
     if state == LinkState.STUCK.value:
         return asked.fail(
             "stuck: what is sent does not arrive",
-            "see whether the machine at its other end is alive, and the path's MTU",
+            "check whether the machine at its other end is alive, and the path's MTU",
         )
     if state in (LinkState.GREETING.value, LinkState.DRAINING.value):
         return asked.warn(f"it is {state}", "look again in a moment")
@@ -85,12 +85,12 @@ def judge_link(link: Mapping[str, Any], about: str) -> Finding:
         return asked.ok(f"{state}, not pinged yet")
     seen = f"{state}, answers pings in {took(rtt)}"
     if rtt > _SLOW_S:
-        return asked.warn(seen, "see the path between the two, and the CPU of both ends")
+        return asked.warn(seen, "check the network path between the two, and the CPU of both ends")
     return asked.ok(seen)
 
 
 def see_versions(patient: Patient) -> Iterator[Finding]:
-    """Compare the versions of both ends, as far as the snapshot has them, and this doctor's."""
+    """Compare this doctor's version and those of both ends, if the snapshot has them."""
     snapshot = _running(patient).snapshot
     own = str(snapshot.get("version", ""))
     asked = Asked(CheckId.VERSIONS, patient.program, "compared its version with this doctor's")
@@ -110,7 +110,7 @@ def see_versions(patient: Patient) -> Iterator[Finding]:
 
 
 def judge_peers(peers: str, program: str, own: str, counts: Mapping[str, int]) -> Finding:
-    """Are the programs at the other ends of its version?"""
+    """Do the programs at the other ends have the same version?"""
     asked = Asked(CheckId.VERSIONS, peers, "read their versions in the snapshot")
     said = ", ".join(f"{count} of {version}" for version, count in sorted(counts.items()))
     others = counts.keys() - {own, "not told"}
@@ -123,7 +123,7 @@ def judge_peers(peers: str, program: str, own: str, counts: Mapping[str, int]) -
 
 
 def see_server_count(patient: Patient) -> Iterator[Finding]:
-    """Hold how many servers there should be against links and Leases."""
+    """Compare the configured number of servers with links and Leases."""
     settings, snapshot = patient.settings, _running(patient).snapshot
     leases = _leases(patient)
     match settings:
@@ -155,20 +155,20 @@ def judge_known(known: int, linked: int, leases: int | None) -> Finding:
     if leases is not None and known != leases:
         return asked.warn(
             seen,
-            "see that servers publish Leases (--enable-lease-controller) with the label that the"
+            "check that servers publish Leases (--enable-lease-controller) with the label that the"
             " agent counts (--lease-label-selector), and that no dead ones are left",
         )
     if linked < known:
         return asked.fail(
             seen,
-            "the agent does not reach all servers: see that each of them is behind"
+            "the agent does not reach all servers: check that each of them is behind"
             " --proxy-server-host, and hands agents on (--peer-server)",
         )
     return asked.ok(seen)
 
 
 def _leases(patient: Patient) -> int | None:
-    """How many live Leases there are; None where they are not counted, or cannot be."""
+    """The number of live Leases; None if they are not counted, or cannot be."""
     settings = patient.settings
     if isinstance(settings, AgentSettings) and settings.count_server_leases:
         selector = settings.lease_label_selector
@@ -181,7 +181,7 @@ def _leases(patient: Patient) -> int | None:
             _count(settings.kubeconfig, settings.lease_namespace, selector, patient.timeout_s)
         )
     except (ConfigError, KubeError, TimeoutError):
-        return None  # said by the check of the API
+        return None  # the check of the API reports it
 
 
 async def _count(kubeconfig: str, namespace: str, selector: str, timeout_s: float) -> int:
@@ -231,7 +231,7 @@ def see_dial_failures(patient: Patient) -> Iterator[Finding]:
 def judge_dials(
     found: Mapping[DialFailure, float], dials: float, when: str, where: str
 ) -> Iterator[Finding]:
-    """Say each reason; few of many dials are everyday life."""
+    """Report each reason; a few failures among many dials are normal."""
     done = f"read failed dials in {where}"
     if not found:
         yield Asked(CheckId.DIAL_FAILURES, when, done).ok("none")
@@ -246,7 +246,7 @@ def judge_dials(
 
 
 def _known(counts: Mapping[str, float], kind: type[_R]) -> dict[_R, float]:
-    """The counts above zero by reason: in /metrics by its name, in /history by its words."""
+    """The counts above zero by reason; /metrics has its name, /history its text."""
     found: dict[_R, float] = {}
     for reason in kind:
         count = counts.get(reason.name.lower(), 0) + counts.get(reason.value, 0)

@@ -1,7 +1,6 @@
-"""One archive with everything that somebody far away needs to help, and nothing that is secret.
+"""The archive of a support bundle: everything that remote support needs, and no secrets.
 
-The parts come from bundle_parts.py; here they are bounded, cleaned, listed
-in a manifest and packed.
+bundle_parts.py collects the parts; this module limits, cleans, lists and packs them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from isthmus.tools.doctor.bundle_secrets import Scrubber
 
 MOST_BYTES_EACH = 8 * 1024 * 1024
 MOST_BYTES = 64 * 1024 * 1024
-#: The directory that everything is in, and the list of it.
+#: The top directory of the archive, and the list of its content.
 TOP, MANIFEST = "isthmus-support", "manifest.json"
 
 
@@ -35,7 +34,7 @@ class Member:
     cut: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """As the manifest has it."""
+        """The entry of the manifest."""
         return {
             "name": self.name,
             "bytes": len(self.content),
@@ -46,7 +45,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """All that was got, and what was not and why, by name."""
+    """The collected files, and by name the missing ones with the reason."""
 
     created: datetime
     members: tuple[Member, ...]
@@ -54,7 +53,7 @@ class Bundle:
     removed: int
 
     def manifest(self) -> dict[str, Any]:
-        """What is in it, for people and programs."""
+        """The content, for people and programs."""
         return {
             "kind": "SupportBundle",
             "version": __version__,
@@ -65,7 +64,7 @@ class Bundle:
         }
 
     def to_bytes(self) -> bytes:
-        """Pack it; the same members at the same time give the same bytes."""
+        """Pack the archive; the same members at the same time give the same bytes."""
         packed = io.BytesIO()
         seconds = int(self.created.timestamp())
         text = json.dumps(self.manifest(), indent=2, ensure_ascii=False) + "\n"
@@ -82,7 +81,7 @@ class Bundle:
 
 
 def collect(parts: Iterable[BundlePart], scrubber: Scrubber, *, created: datetime) -> Bundle:
-    """Get every part, without secrets and within bounds; those that are not to be had are named."""
+    """Collect every part, without secrets and within limits; the manifest names missing ones."""
     members: list[Member] = []
     missing: list[tuple[str, str]] = []
     left = MOST_BYTES
@@ -108,12 +107,12 @@ def _name(member: Member) -> str:
 
 def _member(part: BundlePart, scrubber: Scrubber, most: int) -> Member:
     if not most:
-        raise MissingError(f"the bundle has {MOST_BYTES >> 20} MiB already")
+        raise MissingError(f"the bundle already has {MOST_BYTES >> 20} MiB")
     try:
         text = part.get()
     except MissingError:
         raise
-    except Exception as error:  # one part that fails must not cost all the others
+    except Exception as error:  # a failure in one part must not prevent the others
         raise MissingError(f"{type(error).__name__}: {error}") from error
     clean = scrubber.clean(text)
     if scrubber.leaks(clean):
@@ -123,7 +122,7 @@ def _member(part: BundlePart, scrubber: Scrubber, most: int) -> Member:
 
 
 def described(bundle: Bundle) -> Sequence[str]:
-    """What is in it, in lines for people: a directory each, and what is missing."""
+    """The content as lines for people: one for each directory, then the missing parts."""
     counts: dict[str, list[Member]] = {}
     for member in bundle.members:
         counts.setdefault(member.name.rpartition("/")[0] or ".", []).append(member)

@@ -1,7 +1,7 @@
 """The parts of a support bundle: programs by their admin ports and /proc, and the machine.
 
-Files that they use are described; only certificates, which are public, and documents of
-configuration are read.
+Files of the programs are only described; the content is read of certificates, which are public,
+and of configuration documents.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ _OF_PROCESS = ("status", "limits", "cgroup", "net/sockstat", "net/netstat")
 
 
 def program_parts(place: str, client: AdminClient, *, audit: bool) -> Iterator[BundlePart]:
-    """Everything that an admin port says, in the directory of that name."""
+    """Every answer of an admin port, in the directory ``place``."""
     for name, path in {**_PATHS, **(_AUDIT if audit else {})}.items():
         yield BundlePart(f"{place}/{name}", partial(_asked, client, path))
 
 
 def fetched(parts: Iterable[BundlePart]) -> list[BundlePart]:
-    """Get the parts of one program now; when the first gets no answer, the others are not asked."""
+    """Get the parts of one program now; if the first gets no answer, the others are skipped."""
     found: list[BundlePart] = []
     dead: MissingError | None = None
     for part in parts:
@@ -86,14 +86,14 @@ def _asked(client: AdminClient, path: str) -> str:
         answer = client.ask(path)
     except AdminError as error:
         raise MissingError(str(error)) from error
-    # A program that is not ready says why with a status of its own.
+    # A program that is not ready gives the reason with another status.
     if answer.status != 200 and not path.startswith(("/readyz", "/livez")):
         raise MissingError(f"{client.url}{path} answers {answer.status}: {answer.text[:200]}")
     return answer.text
 
 
 def process_parts(place: str, patient: Patient) -> Iterator[BundlePart]:
-    """What /proc has of a running program, and what its files are."""
+    """The files of /proc of a running program, and a description of the program's files."""
     pid = patient.running.pid if patient.running is not None else 0
     if pid:
         for name in _OF_PROCESS:
@@ -108,7 +108,7 @@ def _documents(place: str, patient: Patient) -> Iterator[BundlePart]:
     try:
         files = list(named_files(patient.settings))
     except IsthmusError:
-        return  # files.json says why
+        return  # files.json has the reason
     for file in files:
         if file.document:
             name = f"{place}/document-{file.flag.removeprefix('--')}.txt"
@@ -155,9 +155,9 @@ def _metadata(flag: str, path: Path) -> dict[str, Any]:
 
 
 def place_names(clients: Sequence[AdminClient], programs: dict[str, str]) -> dict[str, str]:
-    """A directory for each admin port: the program's name, with a number where there are more.
+    """A directory for each admin port: the program's name, with a number if there are several.
 
-    A pod's has the name of the pod, whether it answered or not.
+    The directory of a pod has the pod's name, whether it answered or not.
     """
     found: dict[str, str] = {}
     for client in clients:
@@ -171,7 +171,7 @@ def place_names(clients: Sequence[AdminClient], programs: dict[str, str]) -> dic
 
 
 _COMMAND_S = 10.0
-#: Of the environment, only these: what is not named is not written, whatever it is called.
+#: The only environment variables in the bundle.
 _VARIABLES = (
     "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy", "NO_PROXY", "no_proxy",
     "KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT", "ISTHMUS_ADMIN", "PROXY_SERVER_ID",
@@ -194,12 +194,12 @@ _COMMANDS: Mapping[str, tuple[str, ...]] = {
     "machine/listeners.txt": ("ss", "-tlnp"),
     "machine/nftables.txt": ("nft", "list", "ruleset"),
 }
-# iptables-save loads the kernel's tables if they are not there; then there is nothing to save.
+# iptables-save would load the kernel's tables if they are missing; then there is nothing to save.
 _TABLES = {"ip_tables_names": "iptables-save", "ip6_tables_names": "ip6tables-save"}
 
 
 class MissingError(Exception):
-    """A part of the bundle is not to be had; the sentence says why."""
+    """A part of the bundle is not available; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +211,7 @@ class BundlePart:
 
 
 def machine_parts(environ: Mapping[str, str]) -> Iterator[BundlePart]:
-    """Everything of this machine."""
+    """The parts about this machine."""
     yield BundlePart("versions.json", versions)
     yield BundlePart("machine/environment.txt", partial(_environment, environ))
     yield BundlePart("machine/limits.json", _limits)
@@ -224,7 +224,7 @@ def machine_parts(environ: Mapping[str, str]) -> Iterator[BundlePart]:
 
 
 def versions() -> str:
-    """The versions of Isthmus, of what it stands on, and of the system, as JSON."""
+    """The versions of Isthmus, its dependencies and the system, as JSON."""
     names = sorted(_requirements())
     found = {
         "isthmus": __version__,
@@ -265,7 +265,7 @@ def _distribution() -> str:
 
 
 def _environment(environ: Mapping[str, str]) -> str:
-    # A proxy's password may be too short, or its URL too wrong, to be found as a secret later.
+    # Later steps miss a proxy's password that is too short, or in a malformed URL.
     shown = ((name, blanked(environ[name])) for name in _VARIABLES if name in environ)
     return "".join(f"{name}={value}\n" for name, value in shown)
 
@@ -304,7 +304,7 @@ def read(path: Path) -> str:
     """Read a small file.
 
     Raises:
-        MissingError: it cannot be read.
+        MissingError: the file cannot be read.
     """
     try:
         return read_part(path, MOST_BYTES).decode("utf-8", "replace")
@@ -326,7 +326,7 @@ def _tables(file: str, program: str) -> str:
     try:
         used = (Path("/proc/thread-self/net") / file).read_text()
     except OSError as error:
-        raise MissingError(f"no tables of the old kind to be seen: {error.strerror}") from error
+        raise MissingError(f"cannot see legacy tables: {error.strerror}") from error
     if not used.strip():
         raise MissingError("the kernel has no such tables loaded")
     return _run((program,))

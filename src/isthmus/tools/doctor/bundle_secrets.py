@@ -1,9 +1,9 @@
-"""Taking secrets out of texts: those that we know, in every form, and those that look like one.
+"""Remove secrets from texts: known ones in every encoding, and everything that looks like one.
 
-Known secrets are the contents of the files and variables that the programs have them from; they are
-found plain, in base64, in hexadecimal and percent-encoded, wherever they stand. Besides, whatever
-looks like a key, a token, a password or a header with one goes, known or not. Secrets are read from
-where programs have them to be searched for, and written nowhere.
+Known secrets are the contents of the programs' secret files and variables; they are found anywhere,
+plain, in base64, in hexadecimal and percent-encoded. In addition, everything that looks like a key,
+a token, a password or a header with one is removed, known or not. Secrets are read only to search
+for them, and are not written anywhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from isthmus.tools.doctor.files import placed
 from isthmus.tools.doctor.layout import named_files
 
 BLANK = "[redacted]"
-#: Shorter ones would be found in everything; nobody should have such a secret.
+#: Shorter secrets would match everywhere; they are too weak to be used anyway.
 SHORTEST = 6
 _PIECE_CHARS = 1 << 16
 _MOST_KEY_CHARS = 1 << 14
@@ -34,44 +34,44 @@ _WORDS = (
     "token", "secret", "pass", "pw", "credential", "cookie", "client-key-data", "signature",
     *(f"{w}{sign}key" for w in ("api", "access", "account", "private") for sign in ("", *"_-.")),
 )  # fmt: skip
-# Names that say it, up to their end: secretAccessKey is one, and a token-file is not.
+# Names of secrets, up to their end: secretAccessKey is one, and token-file is not.
 _KEY_WORD = (
     r"(?:(?:token|secret|passw(?:or)?d|passphrase|passcode|credential|"
     r"(?:api|access|account|private)[_.-]?key|client-key-data|cookie|signature)"
-    # Bounded: without that, a text of such words alone would be read once for each of them.
+    # Bounded: otherwise a text of such words alone would be scanned once for each of them.
     r"(?:[_-]?(?:access|key|value|data|text|string|hash)){0,4}"
     r"s?|(?<![a-z])pass|(?<![a-z])pwd?)"
 )
-# Where a word may begin: also behind what stands for a sign in JSON or in a URL, as in \nAKIA.
+# Where a word may begin: also after an escape sequence of JSON or a URL, as in \nAKIA.
 _START = r"(?:(?<![A-Za-z0-9_])|(?<=\\[nrtbf])|(?<=\\u[0-9A-Fa-f]{4})|(?<=%[0-9A-Fa-f]{2})|(?<=_))"
-# Behind the name: its own end if that is quoted, a sign that may be written as in a URL or in JSON,
-# what opens a list or an object such as {"value": …}, and a tag or an anchor of YAML.
+# After the name: its closing quote, a separator that may be escaped as in a URL or in JSON, the
+# beginning of a list or an object such as {"value": …}, and a tag or an anchor of YAML.
 _IS = (
     r"\\*[\"']?\s*(?:[:=]|%3[ad]|\\+u003[ad])>?\s*"
     r"(?:[\[{]\s*(?:\\*[\"']value\\*[\"']\s*:\s*)?)?(?:-[ \t]+)?(?:[!&]\S{0,64}[ \t]+)?"
 )
-# A value to the end of its quotation, whichever that is and however deep it is quoted itself: a
-# quote with more backslashes than the first is a part of it. Or, without quotes, to a space.
+# A value to its closing quote, at any depth of quoting: a quote with more backslashes than the
+# first is a part of the value. Or, without quotes, to a space.
 _VALUE = (
     r"(?:(?P<quote>\\*[\"'])(?P<quoted>[^\r\n]*?)(?=(?<!\\)(?P=quote)|[\r\n]|\Z)"
     r"|(?P<secret>(?:[^\s\"'\\\[{]|\\(?![\"']))(?:[^\s\"'\\]|\\(?![\"']))*))"
 )
 _KEY_KIND = r"[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)? ?-{4,5}"
-# What is to go is the group "secret" or "quoted", or all of it. Before each, the words of which one
-# has to be there for it to be looked for: that is quick, and a large snapshot has none.
+# The part to remove is the group "secret" or "quoted", or the whole match. The words before each
+# pattern are a quick filter: without any of them the pattern is skipped, as in most snapshots.
 _FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
     # A key, also with its lines written as \n in JSON.
     (
         ("private key",),
         rf"-{{4,5}} ?BEGIN {_KEY_KIND}.*?(?:-{{4,5}} ?END {_KEY_KIND}|\Z)",
     ),
-    # The same in base64, however its lines are broken.
+    # The same in base64, with any line breaks.
     (
         ("ls0tls1crudjti",),
         r"LS0tLS1CRUdJTi[A-Za-z0-9+/=]*"
         r"(?:(?:\\+[nr]|[\s\"'\\,]){1,64}(?:[A-Za-z0-9+/]{16,}={0,2}|[A-Za-z0-9+/]{1,15}={1,2}))*",
     ),
-    # A header, as a line or as JSON: everything behind the scheme.
+    # A header, as a line or as JSON: everything after the scheme.
     (
         ("authorization",),
         r"authorization\\*[\"']?\s*[:=]\s*\\*[\"']?(?P<secret>[^\r\n\"',}]+)",
@@ -81,8 +81,8 @@ _FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("basic",), r"\bbasic\s+(?P<secret>[A-Za-z0-9+/=]{8,})"),
     # A bootstrap token of Kubernetes.
     ((".",), rf"{_START}[a-z0-9]{{6}}\.[a-z0-9]{{16}}(?![A-Za-z0-9])"),
-    # What says by its first letters whose it is: AWS, GitHub, GitLab, Slack, Google, Stripe, npm,
-    # Vault, DigitalOcean, SendGrid and age.
+    # Tokens with a known prefix: AWS, GitHub, GitLab, Slack, Google, Stripe, npm, Vault,
+    # DigitalOcean, SendGrid and age.
     (
         ("akia", "asia", "aroa", "aida", "agpa", "anpa", "anva", "abia", "acca"),
         rf"{_START}(?-i:A(?:KIA|SIA|ROA|IDA|GPA|NPA|NVA|BIA|CCA)[A-Z0-9]{{16}})(?![A-Za-z0-9])",
@@ -97,13 +97,13 @@ _FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("hvs.", "hvb.", "hvr."), rf"{_START}hv[sbr]\.[\w-]{{20,512}}"),
     (("sg.",), rf"{_START}SG\.[\w-]{{16,64}}\.[\w-]{{16,128}}"),
     (("age-secret-key-",), rf"{_START}AGE-SECRET-KEY-1[A-Z0-9]{{20,128}}"),
-    # A word that says it, in a sentence.
+    # A secret's name in a sentence.
     (
         _WORDS,
         r"\b(?:password|passphrase|passwd|secret|token)\s{1,8}(?:is|was|to)[:=]?\s{1,8}"
         r"(?P<secret>\S{4,512})",
     ),
-    # As in .netrc, in XML, and behind curl's flags; not the user and group of a container.
+    # As in .netrc, in XML, and after curl's flags; not the user and group of a container.
     (("login",), r"\blogin\s{1,8}\S{1,128}\s{1,8}password\s{1,8}(?P<secret>\S{1,512})"),
     (_WORDS, rf"<[\w:.-]{{0,64}}?{_KEY_WORD}>(?P<secret>[^<\r\n]{{1,512}})"),
     (
@@ -117,7 +117,7 @@ _FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
         rf"name\\*[\"']?\s*:\s*\\*[\"']?[\w.-]{{0,64}}?{_KEY_WORD}\\*[\"']?\s*,?\s*\\*[\"']?value"
         rf"{_IS}{_VALUE}",
     ),
-    # Who one is, in a URL: all before the last @, whatever signs a password has.
+    # User and password of a URL: all before the last @, since a password may contain any character.
     (("@",), r"://(?P<secret>(?:(?!://)[^\s\"']){1,512})(?=@)"),
     # The same without a scheme, as in proxy variables.
     (("@",), r"(?:(?<=//)|(?<![\w./%+@-]))[\w.%+-]{1,128}:(?P<secret>[^\s\"'@]{1,256})(?=@[\w\[])"),
@@ -127,9 +127,9 @@ _FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
         rf"{_KEY_WORD}\s*:\s*[|>][-+0-9]*[ \t]*\r?\n"
         r"(?P<secret>(?:[ \t]+[^\r\n]*(?:\r?\n|\Z))+)",
     ),
-    # A variable, a flag or a key whose name says it; not one of a file that has it.
+    # A variable, flag or key with the name of a secret; not the name of a file with one.
     (_WORDS, rf"{_KEY_WORD}{_IS}{_VALUE}"),
-    # The same with letters before it, as dbpw and mypass; bypass is another word, and == is base64.
+    # The same after letters, as dbpw and mypass; bypass is another word, and == is base64.
     (("pw", "pass"), rf"(?<=[a-z])(?:pwd?|(?<!by)(?<!com)pass) ?[:=][ \t]*(?!=){_VALUE}"),
     (_WORDS, rf"--(?:[\w-]{{0,64}}-)?{_KEY_WORD}\s+(?P<secret>[^\s\"'-][^\s\"']*)"),
     (_WORDS, rf"{_KEY_WORD}\w{{0,64}}=(?!=){_VALUE}"),
@@ -141,28 +141,28 @@ _FORMS: tuple[tuple[tuple[str, ...], str], ...] = (
 _PATTERNS = tuple(
     (words, re.compile(pattern, re.IGNORECASE | re.DOTALL)) for words, pattern in _FORMS
 )
-# A secret key of AWS has no sign but its length and its letters; 40 of hexadecimal are a digest.
+# A secret key of AWS is known only by its length and its letters; 40 hexadecimal ones are a digest.
 _AWS_KEY = re.compile(
     r"(?:(?<![A-Za-z0-9/+])|(?<=\\[nrtbf])|(?<=\\u[0-9A-Fa-f]{4})|(?<=%[0-9A-Fa-f]{2}))"
     r"(?=[^A-Z]{0,39}[A-Z])(?=[^a-z]{0,39}[a-z])"
     r"[A-Za-z0-9/+]{40}(?![A-Za-z0-9/+=])"
 )
-# Words with dots between them. A JSON web token is some of these: each is read once, whatever it
-# has in it.
+# Words with dots between them. A JSON web token is a sequence of these: each is read once,
+# whatever it contains.
 _DOTTED = re.compile(r"(?<![\w-])[\w-]++(?:\.[\w-]*+)++")
 _JWT_START, _JWT_PART_CHARS = "eyJ", 8  # base64 of '{"'
-# The end of a key whose beginning was cut off; and, read backwards, what may be the key before it.
+# The end of a key whose beginning was cut off; and, read backwards, the possible key before it.
 _KEY_END = re.compile(rf"-{{4,5}} ?END {_KEY_KIND}")
 _KEY_BACKWARDS = re.compile(r"[A-Za-z0-9+/=\s\"'\\#,]*")
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{24,}={0,2}")
 
 
 class Scrubber:
-    """Takes secrets out; ``removed`` counts how many."""
+    """Removes secrets; ``removed`` counts them."""
 
     def __init__(self, known: Iterable[str] = ()) -> None:
         self.removed = 0
-        # By how they begin: a text is asked once for what it has, not once for each of them.
+        # Indexed by how they begin: a text is scanned once, not once for each of them.
         self._known: dict[str, set[str]] = {}
         for secret in known:
             for form in forms_of(secret):
@@ -182,11 +182,11 @@ class Scrubber:
         return _BASE64.sub(self._blank_encoded, text)
 
     def leaks(self, text: str) -> bool:
-        """Whether a known secret is in it after all."""
+        """Whether a known secret is still in the text."""
         return bool(self._known_in(text))
 
     def _known_in(self, text: str) -> set[str]:
-        """The forms of known secrets that a text has."""
+        """The forms of known secrets that a text contains."""
         starts: set[str] = set()
         for at in range(0, len(text) if self._known else 0, _PIECE_CHARS):
             piece = text[at : at + _PIECE_CHARS + SHORTEST - 1]
@@ -195,12 +195,12 @@ class Scrubber:
         return {form for start in starts for form in self._known[start] if form in text}
 
     def _without_key_ends(self, text: str) -> str:
-        """The text without keys of which only the end is there."""
+        """The text without keys of which only the end is present."""
         parts, at = [], 0
         for end in _KEY_END.finditer(text):
             before = text[at : end.start()]
             found = _KEY_BACKWARDS.match(before[: -_MOST_KEY_CHARS - 1 : -1])
-            assert found is not None  # it matches nothing, too
+            assert found is not None  # it also matches the empty text
             parts += [before[: len(before) - len(found[0])], BLANK]
             at = end.end()
             self.removed += 1
@@ -225,14 +225,14 @@ class Scrubber:
         group = "secret" if groups["secret"] is not None else "quoted"
         secret = groups[group]
         if BLANK in secret or not secret.strip():
-            return match[0]  # done already
+            return match[0]  # already removed
         self.removed += 1
         start, end = match.span(group)
         whole = match[0]
         return whole[: start - match.start()] + BLANK + whole[end - match.start() :]
 
     def _blank_encoded(self, match: re.Match[str]) -> str:
-        """Look into what may be base64: a key or a token in it is one all the same."""
+        """Decode what may be base64, since it may contain a key or a token."""
         inside = _decoded(match[0])
         if inside is None:
             return match[0]
@@ -258,7 +258,7 @@ def _looks_secret(text: str) -> bool:
 
 
 def _jwt_in(dotted: str) -> int:
-    """Where a JSON web token begins among words with dots between them; -1 where none does."""
+    """Where a JSON web token begins among words with dots between them; -1 without one."""
     if _JWT_START not in dotted:
         return -1
     parts, start = dotted.split("."), 0
@@ -273,7 +273,7 @@ def _jwt_in(dotted: str) -> int:
 
 
 def _decoded(text: str) -> str | None:
-    """What base64 stands for, if that is text."""
+    """The decoded base64, if it is text."""
     plain = text.rstrip("=").replace("-", "+").replace("_", "/")
     plain = plain[: len(plain) - (len(plain) % 4 == 1)]
     try:
@@ -283,7 +283,7 @@ def _decoded(text: str) -> str | None:
 
 
 def forms_of(secret: str) -> Iterator[str]:
-    """How a secret may be written: itself, quoted, in hexadecimal, in base64 wherever it begins."""
+    """How a secret may be written: plain, quoted, in hexadecimal, in base64 at any offset."""
     if len(secret) < SHORTEST:
         return
     raw = secret.encode("utf-8", "surrogateescape")
@@ -296,7 +296,7 @@ def forms_of(secret: str) -> Iterator[str]:
     yield raw.hex().upper()
     for offset in range(3):
         encoded = base64.b64encode(bytes(offset) + raw).decode().rstrip("=")
-        # What its neighbours have a part in is left out, at both ends.
+        # Characters that also depend on the neighbouring bytes are left out, at both ends.
         first = (offset * 8 + 5) // 6
         last = len(encoded) - bool((offset + len(raw)) % 3)
         core = encoded[first:last]
@@ -318,7 +318,7 @@ _USER_FILES = ("tokenFile", "client-key")
 def known_secrets(
     patients: Iterable[Patient], environ: Mapping[str, str], tokens: Iterable[str] = ()
 ) -> set[str]:
-    """Every secret that can be found: of files, of environments, and the tokens given."""
+    """Every known secret: from files, from environments, and the given tokens."""
     found = {*tokens, *_of_environ(environ), *_of_file(Path(_POD_TOKEN))}
     for patient in patients:
         found.update(_of_environ(_environ(patient)))
@@ -352,7 +352,7 @@ def _of_environ(environ: Mapping[str, str]) -> Iterator[str]:
             yield value
         if "@" in value and ("://" in value or name.lower().endswith("_proxy")):
             yield from _of_url(value)
-        if name.upper().endswith("_HEADERS"):  # as OTEL_EXPORTER_OTLP_HEADERS: a=b,c=d
+        if name.upper().endswith("_HEADERS"):  # like OTEL_EXPORTER_OTLP_HEADERS: a=b,c=d
             yield from _of_headers(value)
 
 
@@ -361,7 +361,7 @@ def _names_a_file(name: str, value: str) -> bool:
 
 
 def _of_url(text: str) -> Iterator[str]:
-    # Not by a parser: a password may have signs in it that ought to have been written otherwise.
+    # Without a parser: a password may contain characters that should have been escaped.
     user, colon, password = text.rpartition("@")[0].rpartition("://")[2].partition(":")
     secret = password if colon else user
     yield from {secret, unquote(secret)}
@@ -371,7 +371,7 @@ def _of_headers(text: str) -> Iterator[str]:
     for header in text.split(","):
         value = unquote(header.partition("=")[2]).strip()
         yield value
-        yield value.rpartition(" ")[2]  # without its scheme, as Bearer
+        yield value.rpartition(" ")[2]  # without its scheme, such as Bearer
 
 
 def _read(path: Path) -> str:
@@ -382,7 +382,7 @@ def _read(path: Path) -> str:
 
 
 def _of_file(path: Path) -> Iterator[str]:
-    """A key line by line, as it may be wrapped differently elsewhere; anything else whole."""
+    """A key line by line, since it may be wrapped differently elsewhere; others as a whole."""
     text = _read(path)
     if "PRIVATE KEY-----" in text:
         yield from _KEY_LINES.findall(text)

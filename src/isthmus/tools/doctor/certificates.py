@@ -1,6 +1,6 @@
-"""Whether the certificates are good: key, chain, names, usage and dates; and the clock.
+"""Checks of certificates: key, chain, names, usage and dates; and of the clock.
 
-OpenSSL itself judges them, in a handshake in memory between contexts as the programs make them.
+OpenSSL verifies them, in a handshake in memory between the same contexts that the programs use.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from isthmus.tools.pki.show import CertificateInfo, show
 
 _USAGE_CODE = 26  # X509_V_ERR_INVALID_PURPOSE
 _NAME_CODES = frozenset({62, 64})  # of a host name, of an address
-#: Of an issuer that is not there: X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT and the like.
+#: Codes for a missing issuer: X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT and the like.
 _FOREIGN_CODES = frozenset({18, 19, 20, 21})
-#: Certificates of clients, and what those are shown: the other side has another authority.
+#: Certificates of clients and those shown to clients: the other side has another authority.
 _ACROSS = frozenset({"--server-cert", "--admin-cert", "--tls-cert-path", "--client-cert"})
 _MOST_NAMES = 8
 
 
 def see_certificates(patient: Patient) -> Iterator[Finding]:
-    """Look at every certificate that the settings name."""
+    """Check every certificate that the settings name."""
     now = patient.now()
     dated: set[str] = set()
     for use in tls_uses(patient.settings):
@@ -59,7 +59,7 @@ def _placed(patient: Patient, use: TlsUse) -> TlsUse:
 
 
 def _see_pair(use: TlsUse, named: TlsFiles) -> Iterator[Finding]:
-    """Look at a certificate where it is, and call it what the program calls it."""
+    """Check a certificate at its real path, and report it under the program's path."""
     cert, key, ca = named.labels
     about = f"{cert} {named.cert}"
     asked = Asked(CheckId.KEY_PAIR, f"{key} {named.key}", f"loaded it with {cert}")
@@ -80,7 +80,7 @@ def _see_pair(use: TlsUse, named: TlsFiles) -> Iterator[Finding]:
 
 
 def see_roles(patient: Patient) -> Iterator[Finding]:
-    """See whether an agent's certificate could pass for a client's, or the other way round."""
+    """Check whether an agent's certificate could pass for a client's, or vice versa."""
     asked = Asked(CheckId.ROLES, "certificates", "compared the authorities of the ports")
     found = role_warnings(patient.settings, lambda path: authorities(str(placed(patient, path))))
     for sentence in found:
@@ -90,7 +90,7 @@ def see_roles(patient: Patient) -> Iterator[Finding]:
 
 
 def judge_usage(about: str, purpose: Purpose, usages: tuple[str, ...]) -> Finding:
-    """Is it made for this side of TLS? One that says nothing is for everything."""
+    """Is the certificate valid for this side of TLS? Without a usage it is valid for both."""
     asked = Asked(CheckId.USAGE, about, "read its extended key usage")
     if not usages or purpose in usages or "any" in usages:
         return asked.ok(f"it may be used as a TLS {purpose}")
@@ -101,7 +101,7 @@ def judge_usage(about: str, purpose: Purpose, usages: tuple[str, ...]) -> Findin
 
 
 def judge_chain(about: str, ca: str, use: TlsUse, code: int, words: str) -> Finding:
-    """Has an authority of the same program signed it? The other end decides in the end."""
+    """Did an authority of the same program sign it? Finally the other end decides."""
     asked = Asked(CheckId.CHAIN, about, f"verified it in memory with the authorities of {ca}")
     if code in (0, _USAGE_CODE):
         return asked.ok("they have signed it")
@@ -139,7 +139,7 @@ def _see_names(about: str, use: TlsUse, own: CertificateInfo) -> Iterator[Findin
 
 
 def listed(names: tuple[str, ...]) -> str:
-    """The names, the first few of many."""
+    """The names; of many, the first few."""
     more = len(names) - _MOST_NAMES
     return ", ".join(names[:_MOST_NAMES]) + (f" and {more} more" if more > 0 else "")
 
@@ -150,7 +150,7 @@ def _see_dates(about: str, path: str, now: datetime, *, several: bool) -> Findin
         infos = show([Path(path)], now=now)
     except ConfigError as error:
         return asked.skip(str(error))
-    # The first of a chain to expire ends it; of several authorities one good one is enough.
+    # A chain ends with its first expiry; of several authorities one valid one is enough.
     chosen = max(infos, key=_end) if several else min(infos, key=_end)
     return judge_expiry(asked, chosen.not_before, chosen.not_after, now)
 
@@ -166,7 +166,7 @@ def _left(time: timedelta) -> str:
 
 
 def judge_expiry(asked: Asked, start: datetime, end: datetime, now: datetime) -> Finding:
-    """Is it valid, and for how long? What is too short is for net/rules_expiry.py to say."""
+    """Is the certificate valid, and for how long? net/rules_expiry.py decides what is too short."""
     day = end.date().isoformat()
     left = f"{_left(end - now)} left, until {day}"
     if now < start:
@@ -193,10 +193,10 @@ _NO_CHECK_TIME = 0x200000
 def verdict(
     files: TlsFiles, purpose: Purpose, *, name: str = "", dates: bool = False
 ) -> tuple[int, str]:
-    """Show the certificate to somebody who trusts the authorities of ``files``.
+    """Show the certificate to a TLS peer that trusts the authorities of ``files``.
 
-    OpenSSL's number and words for what is wrong with it; (0, "") if nothing is. Without a
-    ``name``, and without ``dates``, these do not count.
+    Returns OpenSSL's code and message of an error, or (0, ""). Without a ``name`` or without
+    ``dates``, these are not checked.
 
     Raises:
         ConfigError: a file cannot be used.
@@ -211,7 +211,7 @@ def verdict(
         client = client_context(pair)
         client.check_hostname = False
         client.verify_mode = ssl.CERT_NONE
-        # Its own certificate is nobody's business here: the client does not look at it.
+        # The server's own certificate does not matter here: the client does not check it.
         server = server_context(files)
         judge = server
     if not dates:
@@ -247,13 +247,13 @@ _WARN, _FAIL = timedelta(seconds=5), timedelta(minutes=1)
 
 
 def judge_skew(about: str, theirs: datetime, ours: datetime) -> Finding:
-    """Compare the time of a peer with ours; a Date has whole seconds."""
+    """Compare a peer's time with this machine's; a Date has whole seconds."""
     asked = Asked(CheckId.CLOCK, about, "compared its time with this machine's")
     skew = ours - theirs
     far = abs(skew)
     side = "ahead" if skew > timedelta(0) else "behind"
     seen = f"this clock is {age(far.total_seconds())} {side}"
-    todo = "see that NTP runs on both machines (timedatectl, chronyc tracking)"
+    todo = "check that NTP runs on both machines (timedatectl, chronyc tracking)"
     if far > _FAIL:
         return asked.fail(f"{seen}: tokens, Leases and new certificates are judged wrongly", todo)
     if far > _WARN:

@@ -1,4 +1,4 @@
-"""``isthmus doctor``: what is wrong with a program, its machine and its peers, and what to do.
+"""``isthmus doctor``: find problems of a program, its machine and its peers, and what to do.
 
 The checks are in isthmus.tools.doctor, imported when the command runs.
 """
@@ -46,7 +46,7 @@ _TODO = " → "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What the doctor's own flags say."""
+    """The doctor's own flags."""
 
     admin: AdminFlags
     target: HostPort | None
@@ -56,7 +56,7 @@ class Wanted:
 
     @property
     def limit_s(self) -> float:
-        """How long a check may take in all: it waits for several answers, one after the other."""
+        """The time limit of a whole check: it waits for several answers, one after the other."""
         return 4 * self.timeout_s + 5
 
 
@@ -94,7 +94,7 @@ def command(
 
     Without a program it checks the programs that run on this machine, by their admin ports. With
     the name of a program and its flags it checks a configuration without running the program.
-    Nothing is changed. Run it as root, or as the program's user, to see everything.
+    It changes nothing. Run it as root, or as the program's user, to see everything.
 
     The exit code is 0 if nothing failed, 1 if something did, and 2 for a wrong flag.
 
@@ -177,7 +177,7 @@ def _print(findings: Sequence[Finding], *, brief: bool) -> None:
 
 
 def _hung(text: str, hang: int) -> str:
-    """A line for a terminal: wrapped, and what to do on a line of its own."""
+    """A line for a terminal: wrapped, with the advice on a separate line."""
     margin = " " * hang
     shown = wrapped(f"{margin}{text}", hang)[hang:]
     if "\n" not in shown:
@@ -188,7 +188,7 @@ def _hung(text: str, hang: int) -> str:
 
 
 class _Teller:
-    """Shows on a terminal what is waited for, in one line that goes away."""
+    """Shows on a terminal which checks are running, in one line that is erased afterwards."""
 
     def __init__(self) -> None:
         self._shown = sys.stderr.isatty()
@@ -204,13 +204,13 @@ class _Teller:
         if self._shown:
             waits = ", ".join(dict.fromkeys(progress.waits_for))
             text = f"{progress.done} of {progress.of} checks done; waiting for {waits}"
-            # A line that wraps would not go away.
+            # A line that wraps cannot be erased.
             shown = shorten(text, get_terminal_size().columns - 1, placeholder=" …")
             click.echo(f"\r\x1b[K{shown}", nl=False, err=True)
 
 
 def _check_command(name: str, settings: type[Any], what: str, example: str) -> click.Command:
-    """The sub-command of one program: its own flags, examined instead of run."""
+    """The sub-command of one program: takes the program's flags and checks them."""
 
     def callback(**given: tuple[str, ...]) -> int:
         from isthmus.frame.patient import Patient
@@ -234,7 +234,7 @@ def _check_command(name: str, settings: type[Any], what: str, example: str) -> c
         f"isthmus doctor {name} {example}",
         callback=callback,
         help=says,
-        short_help=says,  # or click cuts it where the list has no room for it
+        short_help=says,  # otherwise click shortens it to fit the list
     )
 
 

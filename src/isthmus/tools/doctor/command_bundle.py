@@ -1,4 +1,4 @@
-"""``isthmus support-bundle``: one archive for those who help, without secrets.
+"""``isthmus support-bundle``: make an archive for support, without secrets.
 
 The work is in isthmus.tools.doctor, imported when the command runs.
 """
@@ -50,7 +50,7 @@ def command(admin: AdminFlags, path: str | None, include_audit: bool, force: boo
 
     Versions, flags, snapshots, history, metrics, logs, the doctor's findings, limits, interfaces,
     routes and firewall rules, as far as they can be read; run it as root to get all of them. Keys,
-    tokens and passwords are taken out. manifest.json in it lists what is there and what is not.
+    tokens and passwords are removed. manifest.json in it lists its files and the missing parts.
 
     \b
     Example:

@@ -1,4 +1,4 @@
-"""Whether the settings make sense, and what the environment says about proxies."""
+"""Checks that the settings are consistent, and of the proxy variables of the environment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from isthmus.values import is_address
 
 
 def see_configuration(patient: Patient) -> Iterator[Finding]:
-    """Hold the settings against each other, as the program does when it starts."""
+    """Check the settings against each other, as the program does when it starts."""
     settings = patient.settings
     where = "the flags of /configz" if patient.running is not None else "the flags"
     asked = Asked(CheckId.CONFIGURATION, "flags", f"held {where} against each other")
@@ -38,12 +38,12 @@ def _vain(patient: Patient) -> list[str]:
     return [f"these flags have no effect here: {', '.join(found)}"] if found else []
 
 
-#: The variables that count; nothing else of a program's environment is read.
+#: The variables that matter; no other variable of a program's environment is read.
 VARIABLES = ("HTTPS_PROXY", "https_proxy", "NO_PROXY", "no_proxy")
 
 
 def environ_of(patient: Patient) -> Mapping[str, str]:
-    """The proxy variables of the running program, where they can be read, or else our own."""
+    """The proxy variables of the running program, if they can be read, or else the doctor's own."""
     pid = patient.running.pid if patient.running is not None else 0
     if pid:
         try:
@@ -60,7 +60,7 @@ def _of_process(pid: int) -> Mapping[str, str]:
 
 
 def see_proxy(patient: Patient) -> Iterator[Finding]:
-    """Read HTTPS_PROXY and NO_PROXY, and say who is reached by them."""
+    """Read HTTPS_PROXY and NO_PROXY, and report which peers are reached through a proxy."""
     environ = environ_of(patient)
     asked = Asked(CheckId.PROXY, "HTTPS_PROXY, NO_PROXY", "read the program's variables")
     try:
@@ -87,7 +87,7 @@ def _differ(environ: Mapping[str, str]) -> bool:
 
 
 def judge_way(peer: Peer, rules: ProxyRules) -> Finding:
-    """Is the peer reached by the proxy, and is that likely meant?"""
+    """Is the peer reached through the proxy, and is that probably intended?"""
     asked = Asked(CheckId.PROXY, f"{peer.flag} {peer.at}", "held it against the proxy variables")
     proxy = rules.proxy_for(peer.at.host, peer.at.port)
     if proxy is None:

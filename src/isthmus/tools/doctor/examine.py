@@ -1,7 +1,7 @@
-"""Runs the looks, all at once, each in a thread of its own and none for longer than its time.
+"""Runs all looks at once, each in its own thread and with a time limit.
 
-A look that blocks in the system, as a resolver may for half a minute, is left behind: its thread
-does not keep the program from ending. The findings are written as text, one line each, or as JSON.
+A look that blocks in the system, as a resolver may for half a minute, is abandoned: its thread does
+not prevent the program from exiting. The findings are written as text, one line each, or as JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ORDER = {check: place for place, check in enumerate(CheckId)}
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far an examination is, and the checks it waits for."""
+    """The progress of an examination, and the checks it waits for."""
 
     done: int
     of: int
@@ -42,7 +42,7 @@ def examine(
     limit_s: float,
     told: Callable[[Progress], None] = lambda _: None,
 ) -> list[Finding]:
-    """Take every look that concerns a patient; findings come in the order of the checks."""
+    """Run every look that concerns a patient; findings are in the order of the checks."""
     jobs = [(patient, look) for patient in patients for look in looks if look.concerns(patient)]
     reports: queue.SimpleQueue[_Report] = queue.SimpleQueue()
     for number, (patient, look) in enumerate(jobs):
@@ -63,7 +63,7 @@ def _take(number: int, patient: Patient, look: Look, reports: queue.SimpleQueue[
             reports.put((number, replace(finding, program=patient.name)))
     except IsthmusError as error:
         reports.put((number, _broken(patient, look, CheckState.SKIPPED, f"not checked: {error}")))
-    except Exception as error:  # whatever a machine can come up with: the others go on
+    except Exception as error:  # an unexpected failure must not stop the other checks
         text = f"the check itself failed: {type(error).__name__}: {error}"
         reports.put((number, _broken(patient, look, CheckState.FAILED, text)))
     finally:
@@ -76,7 +76,7 @@ def _collect(
     limit_s: float,
     told: Callable[[Progress], None],
 ) -> tuple[list[Finding], list[int]]:
-    """Hear all reports until everybody is done, or the time is over; who is not done comes too."""
+    """Collect reports until all are done or the time is over; also returns the unfinished."""
     found: list[Finding] = []
     waiting = dict.fromkeys(range(len(jobs)))
     due = time.monotonic() + limit_s
@@ -120,7 +120,7 @@ def _broken(patient: Patient, look: Look, state: CheckState, text: str) -> Findi
     )  # fmt: skip
 
 
-#: What people read, and its colour on a terminal.
+#: The word for each state, and its colour on a terminal.
 WORDS = {
     CheckState.OK: ("ok", "green"),
     CheckState.WARNING: ("warn", "yellow"),
@@ -130,7 +130,7 @@ WORDS = {
 _WIDTH = max(len(word) for word, _ in WORDS.values())
 
 
-#: In the brief form: what stands before a group of which nothing failed.
+#: In the brief form: the mark before a group without failures.
 TICK = "✓"
 _WELL = (CheckState.OK, CheckState.SKIPPED)
 
@@ -138,10 +138,10 @@ _WELL = (CheckState.OK, CheckState.SKIPPED)
 def lines(
     findings: Sequence[Finding], *, brief: bool = False, tick: str = TICK
 ) -> Iterator[tuple[str, str, str]]:
-    """Each line as its word, the colour of it, and the rest; headings have no word.
+    """Each line as its word, the word's colour, and the rest; headings have no word.
 
-    ``brief`` has one line for a group of checks of which none failed or warned, with a ``tick``,
-    and of other groups only what failed or warned.
+    ``brief`` has one line with a ``tick`` for a group of checks without failures and warnings, and
+    only the failures and warnings of other groups.
     """
     first = True
     for program, of_program in groupby(findings, key=lambda one: one.program):
@@ -173,7 +173,7 @@ def _said(finding: Finding) -> str:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    """How many came out how, and where to begin."""
+    """The number of findings in each state, and where to begin."""
     counts = Counter(finding.state for finding in findings)
     text = ", ".join(f"{counts[state]} {word}" for state, (word, _) in WORDS.items())
     failed = _failed(findings)
@@ -181,14 +181,14 @@ def summary(findings: Sequence[Finding]) -> str:
 
 
 def _failed(findings: Sequence[Finding]) -> list[Finding]:
-    """What failed, of whichever program: what others stand on first, as checks are in order."""
+    """The failures of all programs, causes first, since checks are in order of dependence."""
     order = {check: place for place, check in enumerate(CheckId)}
     failed = (one for one in findings if one.state is CheckState.FAILED)
     return sorted(failed, key=lambda one: order[one.check])
 
 
 def to_json(findings: Sequence[Finding]) -> dict[str, Any]:
-    """As JSON takes it; ``failed`` names the checks that failed, the first is where to begin."""
+    """As a JSON object; ``failed`` names the checks that failed; begin with the first."""
     failed = [one.check.value for one in _failed(findings)]
     counts = Counter(finding.state.value for finding in findings)
     return {

@@ -1,4 +1,4 @@
-"""Whether the files are there, and can be read, and only by those who should."""
+"""Checks that files exist, can be read by the program, and only by permitted users."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from isthmus.tools.pki.show import show
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """As whom files are read."""
+    """The user who reads files."""
 
     uid: int
     groups: frozenset[int]
 
     @classmethod
     def of(cls, patient: Patient) -> User:
-        """The user of the running program, where that is known, or else our own."""
+        """The user of the running program, if it is known, or else the doctor's own."""
         pid = patient.running.pid if patient.running is not None else 0
         try:
             return cls.of_process(pid) if pid else cls(os.geteuid(), _own_groups())
@@ -35,7 +35,7 @@ class User:
 
     @classmethod
     def of_process(cls, pid: int) -> User:
-        """As /proc has it; see proc_pid_status(5).
+        """The user of a process from /proc; see proc_pid_status(5).
 
         Raises:
             OSError: there is no such process.
@@ -47,7 +47,7 @@ class User:
         return cls(int(fields["Uid"].split()[1]), groups)
 
     def may(self, status: os.stat_result, bit: int) -> bool:
-        """Whether the mode lets this user do it: 4 is read, 2 write, 1 enter."""
+        """Whether the mode permits this user the access: 4 is read, 2 write, 1 enter."""
         if self.uid == 0:
             return True
         if status.st_uid == self.uid:
@@ -62,7 +62,7 @@ def _own_groups() -> frozenset[int]:
 
 
 def see_files(patient: Patient) -> Iterator[Finding]:
-    """Look at every file that the settings name."""
+    """Check every file that the settings name."""
     user = User.of(patient)
     for file in named_files(patient.settings):
         asked = Asked(CheckId.FILES, f"{file.flag} {file.path}", "read the file")
@@ -74,9 +74,9 @@ def see_files(patient: Patient) -> Iterator[Finding]:
 
 
 def placed(patient: Patient, path: str) -> Path:
-    """Where a file is, as the running program sees it: it may be in a container.
+    """The path of a file from the running program's view, which may be in a container.
 
-    A relative name counts from where the program was started.
+    A relative path is relative to the program's working directory.
     """
     pid = patient.running.pid if patient.running is not None else 0
     if not pid:
@@ -92,7 +92,7 @@ def placed(patient: Patient, path: str) -> Path:
 
 
 def judge_file(asked: Asked, file: SettingsFile, path: Path, user: User) -> Finding:
-    """Is it there, of the right kind, readable to the user, and not empty?"""
+    """Does the file exist, with the right kind, readable to the user, and not empty?"""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -129,23 +129,23 @@ def _judge_content(asked: Asked, file: SettingsFile, path: Path) -> Finding:
 
 
 def judge_mode(file: SettingsFile, path: Path) -> Finding:
-    """Is a secret for its owner and group only?"""
+    """Is a secret readable only to its owner and group?"""
     asked = Asked(CheckId.MODES, f"{file.flag} {file.path}", "checked its mode")
     mode = path.stat().st_mode & 0o7777
     if not mode & 0o004:
-        return asked.ok(f"mode {mode:04o}: not for everybody")
+        return asked.ok(f"mode {mode:04o}: not readable to every user")
     if _is_mounted_secret(path):
         return asked.ok(f"mode {mode:04o}, mounted by Kubernetes for this pod alone")
     closed = _closed_above(path)
     if closed is not None:
-        return asked.ok(f"mode {mode:04o}, and not everybody may enter {closed}")
+        return asked.ok(f"mode {mode:04o}, and not every user may enter {closed}")
     return asked.fail(
         f"mode {mode:04o}: every user of this machine may read it", f"run: chmod o= {path}"
     )
 
 
 def _is_mounted_secret(path: Path) -> bool:
-    """Whether the kubelet put it there: such files are links into a directory called ``..data``."""
+    """Whether the kubelet mounted it: such files are links into a directory named ``..data``."""
     return path.is_symlink() and os.readlink(path).startswith("..data/")
 
 

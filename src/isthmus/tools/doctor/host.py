@@ -1,6 +1,6 @@
-"""The machine's own network: the agent's address and its rule, routes, MTU, reverse paths.
+"""Checks of the machine's network: the agent's address and its rule, routes, MTU, reverse paths.
 
-Nothing is changed. Imports pyroute2 when it is used, as it takes its time.
+Nothing is changed. pyroute2 loads slowly, so it is imported on first use.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from isthmus.tools.bootstrap.rules import CheckStep, judge_address, judge_rule
 from isthmus.tools.doctor.layout import layout_of
 from isthmus.tools.doctor.peers import resolved_peers
 
-# IPv6 asks for 1280 (RFC 8200 §5); below 1400, something tunnels inside of a tunnel.
+# IPv6 requires 1280 (RFC 8200 §5); below 1400 there is usually a tunnel inside a tunnel.
 _LEAST_MTU, _SMALL_MTU = 1280, 1400
 _STRICT = 1
 _UP = 0x1
@@ -25,7 +25,7 @@ _SYS = Path("/proc/sys/net/ipv4/conf")
 
 
 def see_bind_address(patient: Patient) -> Iterator[Finding]:
-    """Is the address that the program accepts connections of its node at where it should be?"""
+    """Is the address for connections of the program's node on the right interface?"""
     from isthmus.tools.bootstrap.check import look_at
 
     running = patient.running is not None
@@ -51,7 +51,7 @@ def _as_finding(check: CheckId, about: str, done: str, step: CheckStep) -> Findi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """How an address is reached; ``mtu`` is that of the route where it has one."""
+    """How an address is reached; ``mtu`` is that of the route, if it has one."""
 
     interface: str
     gateway: str
@@ -61,7 +61,7 @@ class Route:
 
 
 def see_routes(patient: Patient) -> Iterator[Finding]:
-    """Ask the kernel for the route to every peer, and look at its interface."""
+    """Ask the kernel for the route to every peer, and check its interface."""
     seen: set[str] = set()
     for resolved in resolved_peers(patient):
         for _, address in resolved.places:
@@ -87,7 +87,7 @@ def route_to(address: str) -> Route | None:
     """The kernel's answer; None when there is no route.
 
     Raises:
-        ConfigError: the kernel cannot be asked.
+        ConfigError: the kernel does not answer.
     """
     from pyroute2 import NetlinkError
 
@@ -112,7 +112,7 @@ def route_to(address: str) -> Route | None:
 
 
 def judge_route(asked: Asked, route: Route | None) -> Finding:
-    """Is there a way?"""
+    """Is there a route?"""
     if route is None:
         return asked.fail(
             "there is none", "see ip route, and whether the interface of that network is up"
@@ -125,7 +125,7 @@ def judge_route(asked: Asked, route: Route | None) -> Finding:
 
 
 def judge_mtu(about: str, route: Route) -> Finding:
-    """Do whole packets fit?"""
+    """Do full-size packets fit?"""
     asked = Asked(CheckId.MTU, about, f"checked the MTU of {route.interface}")
     if route.mtu < _LEAST_MTU:
         return asked.fail(
@@ -135,13 +135,13 @@ def judge_mtu(about: str, route: Route) -> Finding:
         return asked.warn(
             f"{route.mtu} bytes",
             "if large answers hang and small ones do not, an MTU on the way is smaller still:"
-            " see that ICMP 'fragmentation needed' is let through",
+            " check that ICMP 'fragmentation needed' is let through",
         )
     return asked.ok(f"{route.mtu} bytes")
 
 
 def filter_of(interface: str, root: Path = _SYS) -> int:
-    """The reverse path filter that counts: the stricter of all and its own (ip-sysctl)."""
+    """The effective reverse path filter: the maximum of "all" and the interface (ip-sysctl)."""
     values = []
     for name in ("all", interface):
         try:
@@ -152,7 +152,7 @@ def filter_of(interface: str, root: Path = _SYS) -> int:
 
 
 def judge_filter(about: str, interface: str, value: int, uplinks: tuple[str, ...]) -> Finding:
-    """May answers come in another way than questions go out?"""
+    """May answers arrive on another interface than requests leave by?"""
     asked = Asked(CheckId.RP_FILTER, about, f"checked rp_filter of {interface}, and at the uplinks")
     if value == _STRICT and len(uplinks) > 1:
         return asked.warn(

@@ -1,6 +1,6 @@
-"""What the settings of each program name: what its room says, and what all programs have.
+"""The files, ports and peers that settings name: those of each program, and those common to all.
 
-This knows the flags that any program may have; the looks know none.
+This module knows the flags that any program may have; the looks know none.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ ALL = frozenset(SETTINGS)
 
 
 def programs_with(what: str) -> frozenset[str]:
-    """The programs that have such things at all, by the name of the layout's method."""
+    """The programs that have such items at all, by the name of the layout's method."""
     return frozenset(name for name, layout in LAYOUTS.items() if layout.has(what))
 
 
 def layout_of(settings: object) -> SettingsLayout[Any]:
-    """What the settings of a program name."""
+    """The items that the settings of a program name."""
     return LAYOUTS[program_of(settings).name](settings)
 
 
@@ -34,7 +34,7 @@ def tls_uses(settings: object) -> Iterator[TlsUse]:
     """Every certificate that the settings name."""
     yield from layout_of(settings).tls_uses()
     admin = block_of(settings, AdminSettings)
-    values = values_of(settings)  # a node proxy has these two and no admin port
+    values = values_of(settings)  # a node proxy has these two and has no admin port
     if values["health_cert"]:
         labels = ("--health-cert", "--health-key", "")
         files = TlsFiles(values["health_cert"], values["health_key"], "", labels=labels)
@@ -52,7 +52,7 @@ def tls_uses(settings: object) -> Iterator[TlsUse]:
 
 
 def listeners(settings: object) -> Iterator[ListeningPort]:
-    """Every TCP port that the settings open; 0 is any free one."""
+    """Every TCP port that the settings open; 0 is any free port."""
     yield from layout_of(settings).listeners()
     admin, flags = block_of(settings, AdminSettings), program_of(settings).operator_flags
     if admin is not None and flags is not None:
@@ -63,7 +63,7 @@ def listeners(settings: object) -> Iterator[ListeningPort]:
         yield ListeningPort(flag=f"--admin{infix}-port", host=admin.bind_address, port=admin.port)
 
 
-#: Flags that name a file with a secret in it; certificates are in ``tls_uses``.
+#: Flags that name a file with a secret; certificates are in ``tls_uses``.
 _SECRET_FLAGS = ("kubeconfig", "service_account_token_path", "password_file", "admin_token_file")
 _DOCUMENT_FLAGS = ("policy_file", "config")
 _OTHER_FLAGS = ("cluster_crl_file", "server_crl_file", "crl_file")

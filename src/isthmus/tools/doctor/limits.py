@@ -1,4 +1,4 @@
-"""How much the program may use: descriptors, memory, and whether it gets its share of the CPU."""
+"""Checks of resource limits: descriptors, memory, and whether the program gets enough CPU."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from isthmus.frame.patient import Patient
 from isthmus.net.descriptors import kept_back
 from isthmus.text.units import size
 
-#: A tunnel takes two; below the first a program hardly starts, below the second it is soon full.
+#: A tunnel uses two; below the first a program hardly starts, below the second it is soon full.
 _LEAST_FILES, _FEW_FILES = 1024, 8192
 _NEARLY, _FULL = 0.8, 0.95
 _LEAST_MEMORY = 128 * 1024 * 1024
@@ -30,7 +30,7 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Files:
-    """How many descriptors a process may have, and has; None where that cannot be seen."""
+    """The number of descriptors that a process may have, and has; None if unknown."""
 
     soft: int
     hard: int
@@ -38,10 +38,10 @@ class Files:
 
 
 def files_of(pid: int) -> Files:
-    """The limits of a process, our own for 0.
+    """The limits of a process; 0 is the doctor itself.
 
     Raises:
-        OSError: there is no such process, or we may not look.
+        OSError: there is no such process, or access is denied.
     """
     if not pid:
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -65,7 +65,7 @@ def _parsed(text: str) -> int:
 
 
 def see_descriptors(patient: Patient) -> Iterator[Finding]:
-    """Look at the limit of open files."""
+    """Check the limit of open files."""
     pid = patient.running.pid if patient.running is not None else 0
     where = f"of process {pid}" if pid else "that a program started here would have"
     asked = Asked(CheckId.DESCRIPTORS, "RLIMIT_NOFILE", f"read the limit of open files {where}")
@@ -76,7 +76,7 @@ def see_descriptors(patient: Patient) -> Iterator[Finding]:
 
 
 def judge_files(asked: Asked, files: Files) -> Finding:
-    """Are there enough? A program raises its own limit to the hard one."""
+    """Are there enough? A program raises its soft limit to the hard limit."""
     todo = "raise it: LimitNOFILE=1048576 in a systemd unit, --ulimit nofile= of a container"
     most = "unlimited" if files.hard >= _UNLIMITED else f"{files.hard:,}"
     used = "" if files.used is None else f", {files.used:,} in use"
@@ -95,7 +95,7 @@ def judge_files(asked: Asked, files: Files) -> Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """The memory of a control group: its limit and use in bytes, and how often it was killed."""
+    """The memory of a control group: limit and use in bytes, and the number of OOM kills."""
 
     limit: int
     used: int
@@ -103,13 +103,13 @@ class MemoryUse:
 
 
 def memory_of(pid: int, root: Path = _CGROUP) -> MemoryUse | None:
-    """The limit that a process is under, as cgroup v2 has it; None for no limit, or none to see."""
+    """The memory limit of a process by cgroup v2; None if there is none, or it is unknown."""
     try:
         lines = Path(f"/proc/{pid or 'self'}/cgroup").read_text().splitlines()
     except OSError:
         return None
     own = next((line[3:] for line in lines if line.startswith("0::")), "/")
-    # In a container its own group is the root that it sees.
+    # In a container the process sees its own group as the root.
     places = [root / own.lstrip("/"), *(root / own.lstrip("/")).parents]
     for place in places:
         memory = read_memory(place)
@@ -121,7 +121,7 @@ def memory_of(pid: int, root: Path = _CGROUP) -> MemoryUse | None:
 
 
 def read_memory(place: Path) -> MemoryUse | None:
-    """What the files of one group say; None without a limit."""
+    """The values of one group; None without a limit."""
     try:
         limit = (place / "memory.max").read_text().strip()
         used = int((place / "memory.current").read_text())
@@ -135,14 +135,14 @@ def read_memory(place: Path) -> MemoryUse | None:
 
 
 def see_memory(patient: Patient) -> Iterator[Finding]:
-    """Look at the memory limit of the control group."""
+    """Check the memory limit of the control group."""
     pid = patient.running.pid if patient.running is not None else 0
     asked = Asked(CheckId.MEMORY, "memory limit", "read the limit of its control group")
     yield judge_memory(asked, memory_of(pid))
 
 
 def judge_memory(asked: Asked, memory: MemoryUse | None) -> Finding:
-    """Is there enough of it?"""
+    """Is there enough memory?"""
     if memory is None:
         return asked.ok("none")
     seen = f"{size(memory.limit)}, {size(memory.used)} in use"
@@ -157,7 +157,7 @@ def judge_memory(asked: Asked, memory: MemoryUse | None) -> Finding:
 
 
 def see_loop(patient: Patient) -> Iterator[Finding]:
-    """Look how late the event loop came, by the program's own metrics."""
+    """Check how late the event loop runs, by the program's own metrics."""
     assert patient.running is not None
     asked = Asked(CheckId.LOOP, "event loop", "read loop_lag and loop_stalls of /metrics")
     metrics = Metrics(patient.running.metrics)
@@ -170,7 +170,7 @@ def see_loop(patient: Patient) -> Iterator[Finding]:
 
 
 def judge_loop(asked: Asked, *, beats: float, prompt: float, stalls: float) -> Finding:
-    """Does it come in time? One heartbeat each second."""
+    """Does the event loop run in time? It has one heartbeat each second."""
     todo = "give the program more CPU (resources.limits.cpu throttles), or run more of them"
     if not beats:
         return asked.skip("it has not said anything yet")
@@ -184,10 +184,10 @@ def judge_loop(asked: Asked, *, beats: float, prompt: float, stalls: float) -> F
 
 
 class Metrics:
-    """The samples of one /metrics; names are given by their ends, as programs prefix their own."""
+    """The samples of one /metrics; names are matched by suffix, since programs add prefixes."""
 
     def __init__(self, text: str) -> None:
-        """Text that cannot be read has no samples."""
+        """Text that cannot be parsed has no samples."""
         self._samples: list[Sample] = []
         try:
             for family in text_string_to_metric_families(text):
@@ -196,11 +196,11 @@ class Metrics:
             self._samples = []
 
     def total(self, suffix: str, **labels: str) -> float:
-        """The sum of all samples of isthmus whose name ends so, and that have these labels."""
+        """The sum of all samples of isthmus with this suffix and these labels."""
         return sum(sample.value for sample in self._matching(suffix, labels))
 
     def by(self, label: str, suffix: str) -> dict[str, float]:
-        """The samples of isthmus whose name ends so, by the value of a label."""
+        """The samples of isthmus with this suffix, by the value of a label."""
         found: dict[str, float] = {}
         for sample in self._matching(suffix, {}):
             value = sample.labels.get(label, "")

@@ -1,4 +1,4 @@
-"""The list of all looks: which function sees which checks, of which programs."""
+"""The list of all looks: which function does which checks, for which programs."""
 
 from __future__ import annotations
 
@@ -102,5 +102,5 @@ LOOKS: tuple[Look, ...] = (
 
 
 def programs_of(check: CheckId) -> frozenset[str]:
-    """Whose check it is."""
+    """The programs that have the check."""
     return frozenset().union(*(look.programs for look in LOOKS if check in look.checks))

@@ -1,10 +1,10 @@
-"""Reaching whom a program connects to: names, routes, connections, TLS, certificates, protocols.
+"""Checks of a program's peers: names, routes, connections, TLS, certificates, protocols.
 
-A peer is connected to as the program would, one step after the other, noting how far that came:
-plain asyncio with a deadline for each wait. A link is never made: after the handshake a ping is
-sent, which every peer answers before anybody has to say who they are, and where the protocol has
-one a goodbye, so that an Isthmus server counts no failed link. The Kubernetes API is a peer, too:
-whether it answers, its time, and what it allows the program to do.
+The doctor connects to a peer as the program does, step by step, and notes how far that got: plain
+asyncio with a deadline for each wait. It never makes a link: after the handshake it sends a ping,
+which every peer answers before identification, and a goodbye if the protocol has one, so that an
+Isthmus server counts no failed link. The Kubernetes API is a peer, too: whether it answers, its
+time, and what it permits the program.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from isthmus.wire.alpn import RELAY_ALPN, is_ours
 from isthmus.wire.http2 import PREFACE
 from isthmus.wire.yamux import Flags, FrameType, GoAwayCode, Header
 
-# In one write: whoever answers the ping has read the goodbye as well.
+# In one write: a peer that answers the ping has read the goodbye as well.
 _PING_AND_LEAVE = (
     Header(FrameType.PING, Flags.SYN, 0, 1).to_bytes()
     + Header(FrameType.GO_AWAY, Flags.NONE, 0, GoAwayCode.NORMAL).to_bytes()
 )
 _EMPTY_SETTINGS = bytes.fromhex("000000040000000000")  # RFC 9113 §6.5
 _MOST_BYTES = 64 * 1024
-#: In TLS 1.3 a client hears that its certificate is refused only after its handshake.
+#: In TLS 1.3 a client receives the refusal of its certificate only after its handshake.
 _REFUSAL_S = 0.25
 
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One attempt at one address; what stays empty was not come to."""
+    """One attempt at one address; fields of steps that were not reached stay empty."""
 
     peer: Peer
     host: str
@@ -75,15 +75,15 @@ class Attempt:
 
     @property
     def name(self) -> str:
-        """What the certificate has to be for."""
+        """The name that the certificate has to match."""
         return self.peer.name or self.host
 
 
 async def attempt(note: Attempt, timeout_s: float) -> Attempt:
-    """Go as far as it goes; everything is noted and nothing raised but ConfigError.
+    """Take all steps as far as possible; failures are noted, only ConfigError is raised.
 
     Raises:
-        ConfigError: the certificate files of our own cannot be used.
+        ConfigError: the program's certificate files cannot be used.
     """
     peer = note.peer
     context = client_context(peer.files, alpn=peer.alpn) if peer.files is not None else None
@@ -106,7 +106,7 @@ async def attempt(note: Attempt, timeout_s: float) -> Attempt:
 
 
 async def _connect(note: Attempt, timeout_s: float) -> socket.socket | None:
-    """Connect, through the proxy where there is one."""
+    """Connect, through the proxy if there is one."""
     loop = asyncio.get_running_loop()
     started = time.monotonic()
     try:
@@ -120,7 +120,7 @@ async def _connect(note: Attempt, timeout_s: float) -> socket.socket | None:
         note.failure, note.trouble = DialFailure.UNREACHABLE, str(error)
     except OSError as error:
         note.failure = FAILURE_OF_ERRNO.get(error.errno or 0, DialFailure.INTERNAL)
-        # asyncio puts the address into its own words, which is said already.
+        # asyncio's message contains the address, which the finding already has.
         note.trouble = (os.strerror(error.errno) if error.errno else str(error)).lower()
     else:
         note.connect_s = time.monotonic() - started
@@ -149,7 +149,7 @@ async def _by_proxy(
     poller = Poller(loop)
     sock = await connect_through(poller, Resolver(loop), note.proxy, note.at, timeout_s=timeout_s)
     if sock.family == socket.AF_UNIX:
-        return sock  # the poller carries it to an https proxy
+        return sock  # the poller connects it to an https proxy
     copy = socket.socket(fileno=socket.dup(sock.fileno()))
     copy.setblocking(False)
     poller.close(sock)
@@ -185,7 +185,7 @@ async def _handshake(
 
 
 async def _look_at_certificate(note: Attempt, timeout_s: float) -> None:
-    """Handshake again and believe everything, to see what the certificate says."""
+    """Do the handshake again without verification, to read the certificate."""
     context = client_context(TlsFiles("", "", ""), alpn=note.peer.alpn)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -203,7 +203,7 @@ async def _look_at_certificate(note: Attempt, timeout_s: float) -> None:
 async def _ask(
     note: Attempt, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, timeout_s: float
 ) -> None:
-    """Send what every peer of that protocol answers; a refused certificate shows only now."""
+    """Send a message that every peer of the protocol answers; shows a refused certificate."""
     question = _question(note)
     if not question:
         return
@@ -229,7 +229,7 @@ async def _ask(
 
 
 async def _early(reader: asyncio.StreamReader) -> bytes:
-    """Whatever comes unasked: a refusal, which writing to who has left would lose."""
+    """Bytes that come unrequested: a refusal, which a write to a closed socket would lose."""
     try:
         return await asyncio.wait_for(reader.read(_MOST_BYTES), _REFUSAL_S)
     except TimeoutError:
@@ -263,16 +263,16 @@ _TIME_CODES = frozenset({9, 10})
 
 _CONNECT_ADVICE = {
     **DIAL_ADVICE,
-    DialFailure.REFUSED: "see that the peer runs and listens on that port, and that the port is"
-    " the right one",
-    DialFailure.TIMED_OUT: "see whether a firewall or security group drops packets on the way",
-    DialFailure.UNREACHABLE: "see the routes of this host, and the proxy if there is one",
+    DialFailure.REFUSED: "check that the peer runs and listens on that port, and that the port is"
+    " right",
+    DialFailure.TIMED_OUT: "check whether a firewall or security group drops packets on the way",
+    DialFailure.UNREACHABLE: "check the routes of this host, and the proxy if there is one",
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """What a host came to: the names and ports to ask for, and their addresses."""
+    """The result of resolving a host: the names and ports to connect to, and their addresses."""
 
     peer: Peer
     places: tuple[tuple[HostPort, str], ...] = ()
@@ -281,7 +281,7 @@ class Resolved:
 
 
 def see_names(patient: Patient) -> Iterator[Finding]:
-    """Look the names of peers up."""
+    """Resolve the names of peers."""
     for resolved in resolved_peers(patient):
         peer = resolved.peer
         if is_address(peer.at.host):
@@ -293,7 +293,7 @@ def see_names(patient: Patient) -> Iterator[Finding]:
 
 
 def judge_name(asked: Asked, resolved: Resolved, proxy: ProxyAddress | None) -> Finding:
-    """Does it resolve, and soon?"""
+    """Does the name resolve, and quickly?"""
     if not resolved.places:
         if proxy is not None:
             return asked.ok(f"it does not resolve here; {proxy} looks it up")
@@ -311,7 +311,7 @@ def judge_name(asked: Asked, resolved: Resolved, proxy: ProxyAddress | None) -> 
 
 
 def resolved_peers(patient: Patient) -> Sequence[Resolved]:
-    """Every peer with its addresses, looked up once."""
+    """Every peer with its addresses, resolved once."""
     return patient.shared.get(
         "resolved",
         lambda: [_resolve(patient, peer) for peer in layout_of(patient.settings).peers()],
@@ -344,7 +344,7 @@ def _proxy_for(patient: Patient, peer: Peer) -> ProxyAddress | None:
     try:
         rules = ProxyRules.from_environment(environ_of(patient))
     except ConfigError:
-        return None  # said by the check of the variables
+        return None  # the check of the variables reports it
     return rules.proxy_for(peer.at.host, peer.at.port)
 
 
@@ -360,7 +360,7 @@ def see_peers(patient: Patient) -> Iterator[Finding]:
 def _attempts(patient: Patient) -> Iterator[Attempt]:
     for resolved in resolved_peers(patient):
         proxy = _proxy_for(patient, resolved.peer)
-        if proxy is not None:  # which looks names up itself
+        if proxy is not None:  # the proxy resolves names itself
             for at in dict.fromkeys(at for at, _ in resolved.places) or (resolved.peer.at,):
                 yield Attempt(peer=resolved.peer, host=at.host, at=at, proxy=proxy)
             continue
@@ -374,7 +374,7 @@ async def _all(notes: Sequence[Attempt], timeout_s: float) -> None:
 
 
 def judge_attempt(note: Attempt, patient: Patient) -> Iterator[Finding]:
-    """Say how far it came, step by step."""
+    """Report how far it got, step by step."""
     where = f"{note.host} at {note.at}" if note.host != note.at.host else str(note.at)
     by = f" by {note.proxy}" if note.proxy is not None else ""
     asked = Asked(CheckId.CONNECT, where, f"opened a TCP connection{by}")
@@ -444,8 +444,8 @@ def _judge_alpn(note: Attempt, where: str) -> Finding:
         return asked.ok(f"{note.alpn or 'none'} was chosen")
     if RELAY_ALPN in note.peer.alpn:
         return asked.fail(
-            "none was chosen: what answers there relays for nobody, or a middle box ends TLS",
-            "give that server --peer-relay-name, and see that the port is its agent port",
+            "none was chosen: the server there does not relay, or a middle box ends TLS",
+            "give that server --peer-relay-name, and check that the port is its agent port",
         )
     return asked.fail(
         "none was chosen: what answers there is no connectivity server, or a middle box ends TLS",
@@ -468,7 +468,7 @@ def _judge_answer(note: Attempt, where: str) -> Finding:
 
 
 def see_api(patient: Patient) -> Iterator[Finding]:
-    """Ask the API for its version, compare its time, and ask what we may do."""
+    """Ask the API for its version, compare its time, and check the program's permissions."""
     need = layout_of(patient.settings).kube()
     if need is None:
         return

@@ -1,4 +1,4 @@
-"""Whether the ports are free, or ours, and who has them; whether UNIX sockets can be made."""
+"""Checks that ports are free or the program's own, and that UNIX sockets can be created."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MAX_UDS_BYTES = 107
 
 
 def see_ports(patient: Patient) -> Iterator[Finding]:
-    """Look at every port that the settings open."""
+    """Check every port that the settings open."""
     for listener in listeners(patient.settings):
         where = f"{listener.host or '*'}:{listener.port}"
         about = f"{listener.flag} {where}"
@@ -40,7 +40,7 @@ def see_ports(patient: Patient) -> Iterator[Finding]:
 
 
 def try_port(listener: ListeningPort) -> int:
-    """Listen for a moment as our programs do; the errno, or 0."""
+    """Listen for a moment as the programs do; returns the errno, or 0."""
     host = listener.host
     family = socket.AF_INET6 if ":" in host or not host else socket.AF_INET
     try:
@@ -58,7 +58,7 @@ def try_port(listener: ListeningPort) -> int:
 
 
 def judge_free(asked: Asked, listener: ListeningPort, number: int, program: str) -> Finding:
-    """Can the program open it?"""
+    """Can the program open the port?"""
     match number:
         case 0:
             return asked.ok("it is free")
@@ -83,7 +83,7 @@ def judge_free(asked: Asked, listener: ListeningPort, number: int, program: str)
 def _judge_taken(
     asked: Asked, listener: ListeningPort, who: list[PortHolder], program: str
 ) -> Finding:
-    named = ", ".join(map(str, who)) or f"somebody whom we may not see ({_why_unseen()})"
+    named = ", ".join(map(str, who)) or f"a process that is not visible ({_why_unseen()})"
     if any(one.is_ours and program in one.words for one in who):
         return asked.warn(
             f"{named} has it: it seems to run already",
@@ -98,13 +98,13 @@ def _why_unseen() -> str:
 
 
 def judge_held(asked: Asked, held: bool | None, who: list[PortHolder], pid: int) -> Finding:
-    """Is it the program that listens there?"""
+    """Does the program listen there?"""
     if held:
         return asked.ok(f"process {pid}, the program, does")
     if not who:
         if held is None:
-            return asked.skip(f"we may not see whose it is; {_why_unseen()}")
-        return asked.fail("nobody does", "see the program's log for why it closed the port")
+            return asked.skip(f"its process is not visible; {_why_unseen()}")
+        return asked.fail("no process does", "see the program's log for why it closed the port")
     named = ", ".join(map(str, who))
     if held is None:
         return asked.ok(f"{named} does")
@@ -112,14 +112,14 @@ def judge_held(asked: Asked, held: bool | None, who: list[PortHolder], pid: int)
 
 
 def see_sockets(patient: Patient) -> Iterator[Finding]:
-    """Look at every UNIX socket that the settings name."""
+    """Check every UNIX socket that the settings name."""
     for file in layout_of(patient.settings).socket_files():
         asked = Asked(CheckId.SOCKETS, f"{file.flag} {file.path}", "checked the path")
         yield judge_socket(asked, file, running=patient.running is not None)
 
 
 def judge_socket(asked: Asked, file: SocketFile, *, running: bool) -> Finding:
-    """Can it be there, is it, and who can get at it?"""
+    """Can the socket exist, does it, and who can access it?"""
     path = Path(file.path)
     if len(os.fsencode(file.path)) > _MAX_UDS_BYTES:
         return asked.fail(
@@ -139,12 +139,13 @@ def judge_socket(asked: Asked, file: SocketFile, *, running: bool) -> Finding:
         return asked.fail("what is there is no socket", f"remove it, or change {file.flag}")
     if there is None and (running or not file.ours):
         return asked.fail(
-            "there is no socket", "see that the server runs, and that both have the same directory"
+            "there is no socket",
+            "check that the server runs, and that both have the same directory",
         )
     if file.ours and above.st_mode & 0o002 and not above.st_mode & stat.S_ISVTX:
         return asked.fail(
-            f"everybody may write to {path.parent} (mode {above.st_mode & 0o7777:04o}), and so put"
-            " another socket there",
+            f"every user may write to {path.parent} (mode {above.st_mode & 0o7777:04o}), and so"
+            " put another socket there",
             f"run: chmod o-w {path.parent}",
         )
     if not os.access(path.parent, os.W_OK | os.X_OK if file.ours and not running else os.X_OK):
@@ -154,7 +155,7 @@ def judge_socket(asked: Asked, file: SocketFile, *, running: bool) -> Finding:
     return asked.ok("it is there" if there is not None else "it can be made there")
 
 
-# A thread's own: /proc/net is that of the process, which may be in another namespace.
+# The thread's own: /proc/net is that of the process, which may be in another namespace.
 _NET = Path("/proc/thread-self/net")
 _LISTEN = "0A"
 _SOCKET = re.compile(r"socket:\[([0-9]+)\]")
@@ -163,7 +164,7 @@ _MOST_WORD_CHARS = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortHolder:
-    """A process that listens. ``words`` is how it was started, without what may be secret."""
+    """A process that listens. ``words`` is its command without parts that may be secret."""
 
     pid: int
     name: str
@@ -184,7 +185,7 @@ def listening(port: int) -> dict[str, str]:
 
 
 def users_of(port: int) -> set[int]:
-    """The users who listen on a port, by number; everybody may see that."""
+    """The user IDs that listen on a port; every user may read them."""
     return {int(words[7]) for words in _rows(port)}
 
 
@@ -200,7 +201,7 @@ def _rows(port: int) -> Iterator[list[str]]:
 
 
 def holders(port: int) -> list[PortHolder]:
-    """The processes that listen on a port; none where that may not be looked at."""
+    """The processes that listen on a port; none if access is denied."""
     inodes = set(listening(port))
     if not inodes:
         return []
@@ -208,7 +209,7 @@ def holders(port: int) -> list[PortHolder]:
 
 
 def holds(pid: int, port: int) -> bool | None:
-    """Whether a process listens on a port; None where that may not be looked at."""
+    """Whether a process listens on a port; None if access is denied."""
     inodes = set(listening(port))
     if not inodes:
         return False
@@ -238,12 +239,12 @@ def _inodes(pid: int) -> set[str] | None:
 
 
 def holder_of(pid: int) -> PortHolder:
-    """What /proc tells of a process."""
+    """A process from /proc."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text().strip()
         args = Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
     except OSError:
         return PortHolder(pid=pid, name="gone")
-    # The program, what it runs and its first word: flags may have secrets in them.
+    # The program, what it runs and its first word; flags may contain secrets.
     plain = [os.path.basename(word) for word in args[:4] if word and not word.startswith("-")]
     return PortHolder(pid=pid, name=name, words=" ".join(plain)[:_MOST_WORD_CHARS])

@@ -16,7 +16,7 @@ from isthmus.tools.doctor.looks import LOOKS, programs_of
 
 
 def checks() -> str:
-    """Every check, whose it is, and what it finds."""
+    """Every check, its programs, and what it finds."""
     rows = ["| check | of | finds |", "|---|---|---|"]
     for check in CheckId:
         programs = programs_of(check)
@@ -50,7 +50,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 def rewritten(page: str) -> str:
-    """The page with its tables as they should be; each stands between two comments."""
+    """The page with current tables; each is between two comments."""
     for name, write in TABLES.items():
         start, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)

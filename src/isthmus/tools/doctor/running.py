@@ -1,4 +1,4 @@
-"""Finding out what runs here: its flags from /configz, its state from the other paths."""
+"""Find the running programs: flags from /configz, state from the other paths."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from isthmus.values import HostPort
 _TUNNELS = 100
 _NOBODY = "redacted"
 _DONE = "asked its admin port for /configz and /snapshot"
-_TODO = "start the program; if it runs, check its address, and what it wants to be shown"
+_TODO = "start the program; if it runs, check its address, and the credentials it requires"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """What every patient is made with besides its own settings."""
+    """The values that all patients share, in addition to their settings."""
 
     environ: Mapping[str, str]
     timeout_s: float
@@ -36,10 +36,10 @@ class Asking:
 
 
 def ask(client: AdminClient) -> Running:
-    """Ask for everything that there is.
+    """Query all paths.
 
     Raises:
-        AdminError: the program does not answer at all, or does not let us ask.
+        AdminError: the program does not answer at all, or refuses the request.
     """
     snapshot = client.get(f"/snapshot?limit={_TUNNELS}")
     missing: dict[str, str] = {}
@@ -74,41 +74,41 @@ def _is_here(url: str) -> bool:
 
 
 def local_pid(url: str, claimed: int) -> int:
-    """The process behind an admin port, as this machine counts; 0 if that cannot be told.
+    """The process behind an admin port, by this machine's numbers; 0 if unknown.
 
-    A container counts its processes itself, and all of them begin at 1.
+    A container numbers its processes itself, from 1.
     """
     if not _is_here(url):
         return 0
     who = holders(urlsplit(url).port or 0)
     if who:
         return claimed if claimed in {one.pid for one in who} else who[0].pid
-    # Another user's, whose sockets we may not see: believe it if it looks like one of ours.
+    # Another user's process, whose sockets we may not see: accept it if it looks like Isthmus.
     return claimed if claimed and holder_of(claimed).is_ours else 0
 
 
-#: What programs call their snapshots; older ones have no /configz.
+# By the kind of the snapshot; older programs have no /configz.
 def _program_of(snapshot: Mapping[str, Any]) -> str:
     return kind_names().get(str(snapshot.get("kind")), "unknown")
 
 
 def settings_of(configuration: Mapping[str, Any]) -> Any:
-    """The settings that a program runs with, of its /configz.
+    """The settings of a running program, from its /configz.
 
     Raises:
-        ConfigError: it is no program of ours, or its flags cannot be read.
+        ConfigError: it is not an Isthmus program, or its flags cannot be read.
     """
     program = str(configuration.get("program", ""))
     settings = SETTINGS.get(program)
     flags = configuration.get("flags")
     if settings is None or not isinstance(flags, Mapping):
-        raise ConfigError(f"/configz is of {program or 'no program'!r}, which the doctor knows not")
+        raise ConfigError(f"/configz is of an unknown program: {program!r}")
     given: dict[str, list[str]] = {}
     for declared in options_of(settings):
         shown = flags.get(declared.flag)
         value = shown.get("value") if isinstance(shown, Mapping) else None
         values = value if isinstance(value, list) else [value or ""]
-        # A user that was blanked is one that nobody knows: the rest of the URL can be read.
+        # Replace a blanked user by a placeholder, so that the rest of the URL can be parsed.
         texts = [str(text).replace(f"{BLANK}@", f"{_NOBODY}@") for text in values]
         if any(texts):
             given[declared.attribute] = texts
@@ -118,7 +118,7 @@ def settings_of(configuration: Mapping[str, Any]) -> Any:
 def patients_of(
     clients: Sequence[AdminClient], asking: Asking
 ) -> tuple[list[Patient], list[Finding]]:
-    """A patient for each program that tells its flags, and what is to be said of all of them."""
+    """A patient for each program that reports its flags, and findings about all of them."""
     patients: list[Patient] = []
     findings: list[Finding] = []
     for client, running in zip(clients, at_once(_asked, clients), strict=True):
@@ -147,7 +147,7 @@ def _patient(running: Running, asked: Asked, asking: Asking) -> tuple[Patient | 
     except ConfigError as error:
         why = running.missing.get("/configz", str(error))
         return None, asked.warn(
-            f"a program of isthmus {version}, but its flags are not to be had: {why}",
+            f"a program of isthmus {version}, but its flags are not available: {why}",
             "give its flags instead, as in isthmus doctor agent --proxy-server-host=…",
         )
     patient = Patient(

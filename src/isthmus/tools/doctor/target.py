@@ -1,4 +1,4 @@
-"""A dial to --target, the way the program makes them, and the step that it fails at."""
+"""A dial to --target, made as the program does, and the step at which it fails."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from isthmus.values import HostPort, is_address
 
 _NETWORK = "cluster"
 
-#: Which step of a dial through a server a failure is of.
+#: The step of a dial through a server to which a failure belongs.
 STEPS: Mapping[DialFailure, str] = {
     DialFailure.REFUSED: "the agent reached the target, which refused",
     DialFailure.TIMED_OUT: "the agent got no answer from the target",
@@ -81,7 +81,7 @@ def _through(settings: ServerSettings, target: HostPort, timeout_s: float) -> Fi
         detail = f": {error.detail}" if error.detail else ""
         return asked.fail(f"{STEPS[error.reason]}{detail}", DIAL_ADVICE[error.reason])
     except (ConfigError, OSError) as error:
-        return asked.fail(str(error), "see that the server runs")
+        return asked.fail(str(error), "check that the server runs")
     return asked.ok(f"connected in {took(time.monotonic() - started)}")
 
 

@@ -50,7 +50,7 @@ def test_who_cannot_be_seen_is_said_how_to_see(monkeypatch: pytest.MonkeyPatch) 
     for user, how in ((65532, "run as root"), (0, "run outside of this container")):
         monkeypatch.setattr(os, "geteuid", lambda user=user: user)
         finding = judge_free(ASKED, listener, errno.EADDRINUSE, "server")
-        assert finding.seen == f"somebody whom we may not see ({how}) has it"
+        assert finding.seen == f"a process that is not visible ({how}) has it"
 
 
 def test_a_free_port_is_well(certificates: PkiFiles) -> None:
@@ -110,7 +110,7 @@ def test_a_port_that_a_running_program_closed_is_found(certificates: PkiFiles) -
     findings = list(see_ports(running("server", settings, pid=os.getpid())))
     finding = next(one for one in findings if "--agent-port" in one.about)
     assert finding.state is CheckState.FAILED
-    assert finding.seen == "nobody does"
+    assert finding.seen == "no process does"
 
 
 def test_holders_are_found_by_proc(taken: int) -> None:
@@ -151,7 +151,7 @@ def test_a_directory_that_everybody_may_write_to_is_found(tmp_path: Path) -> Non
     (tmp_path / "d").chmod(0o777)
     state, seen = judged(tmp_path / "d" / "s")
     assert state is CheckState.FAILED
-    assert "everybody may write" in seen
+    assert "every user may write" in seen
 
 
 def test_what_is_no_socket_is_found(tmp_path: Path) -> None:
