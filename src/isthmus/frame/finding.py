@@ -200,7 +200,8 @@ class Asked:
             state=state,
             about=self.about,
             done=self.done,
-            # The sentence of an error may begin with the flag and the file, which are said already.
+            # The message of an error may begin with the flag and the file, which the finding
+            # already names.
             seen=seen.removeprefix("cannot read ").removeprefix(f"{self.about}: "),
             todo=todo,
         )

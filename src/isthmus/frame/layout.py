@@ -138,7 +138,7 @@ class SettingsLayout(Generic[S]):
         return settings
 
     def warnings(self) -> Iterable[str]:
-        """Warnings: settings that are valid but may be a mistake, one sentence each."""
+        """Warnings: settings that are valid but may be a mistake."""
         find = getattr(self.settings, "warnings", None)
         return find() if find is not None else ()
 

@@ -29,11 +29,11 @@ _log = logging.getLogger("isthmus.app")
 # malloc.h; mallopt(3)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEEP_FREE_BYTES, _MAP_FROM_BYTES = 2 * 2**20, 2**20
-#: Whoever sets one of these has chosen.
+#: If one of these is set, the operator has chosen.
 _ALLOCATOR_VARIABLES = frozenset(
     {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}
 )
-#: How often the line is looked at; it is sent when it has changed.
+#: How often the status line is checked; it is sent when it has changed.
 STATUS_EVERY_S = 10.0
 #: How soon to check again when something is wrong.
 TROUBLE_EVERY_S = 1.0
@@ -108,7 +108,7 @@ async def run(
         await program.stop()
 
 
-#: Waits for what a program needs before it begins; False ends it without beginning.
+#: Waits for what a program needs before its start; False ends it without starting.
 Before = Callable[[Notifier | None], Awaitable[bool]]
 
 
@@ -119,7 +119,7 @@ def main(
     drain_s: float,
     before: Before | None = None,
 ) -> int:
-    """Configure logging and run a program in its own event loop; the exit code."""
+    """Configure logging and run a program in its own event loop; returns the exit code."""
     fill_standard_streams()
     configure(log.v, "json" if log.log_format == "json" else "text", sys.stderr)
 
@@ -136,20 +136,20 @@ def main(
 
 
 def settle_memory() -> None:
-    """Tell the collector and the allocator what sort of program this is, before its loop runs."""
-    # What is imported by now lives for ever: no collection need look at it again. Tunnels free
-    # themselves (tunnel/end.py, Gone), so collections find little and can be few.
+    """Tune the garbage collector and the allocator for this program, before its loop runs."""
+    # Objects imported by now live for ever: collections need not visit them again. Tunnels free
+    # themselves (tunnel/end.py, Gone), so collections find little and can be rare.
     gc.collect()
     gc.freeze()
-    # Every read is a block of up to 64 KiB that lives until it is sent. glibc gives free memory
-    # at the end of its heap back from 128 KiB on, and where nothing happens to lie behind those
-    # blocks all of them are faulted in again, page by page: 180,000 faults per GB, a fifth of the
-    # CPU time of a download over a gRPC link.
+    # Every read is a block of up to 64 KiB that lives until it is sent. glibc returns free memory
+    # at the end of its heap from 128 KiB on, and if those blocks are at the end, all of them are
+    # faulted in again, page by page: 180,000 faults per GB, a fifth of the CPU time of a download
+    # over a gRPC link.
     if _ALLOCATOR_VARIABLES.isdisjoint(os.environ):
-        with contextlib.suppress(AttributeError):  # another C library has none, as musl
+        with contextlib.suppress(AttributeError):  # another C library, such as musl, has none
             mallopt = ctypes.CDLL(None).mallopt
             mallopt(_M_TRIM_THRESHOLD, _KEEP_FREE_BYTES)
-            # Setting one ends the other's growing with what is freed.
+            # Setting one stops the dynamic adjustment of the other.
             mallopt(_M_MMAP_THRESHOLD, _MAP_FROM_BYTES)
 
 
@@ -159,8 +159,8 @@ def fill_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest free descriptor, which is this one
-    if sys.stderr is None:  # a closed one is None, whatever its type says
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
+    if sys.stderr is None:  # a closed one is None, despite its type
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
@@ -210,5 +210,5 @@ class Supervised:
 
 
 def counted(number: int, noun: str) -> str:
-    """Say how many there are: ``1 agent``, ``2 agents``."""
+    """A count with its noun: ``1 agent``, ``2 agents``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

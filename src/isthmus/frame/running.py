@@ -164,7 +164,7 @@ class _Waiting:
         if self._port is not None:
             return
         # A socket of systemd can be taken only once, and belongs to the program. Without its
-        # certificate the port cannot answer anybody.
+        # certificate the port cannot answer any client.
         if flags is None or PASSED or self.missing.keys() & set(_health_files(self._settings)):
             return
         metrics = self._program.found(self._program.metrics).of(self._settings)

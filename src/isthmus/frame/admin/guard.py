@@ -53,7 +53,7 @@ MAX_BYTES = 4096
 
 
 class NotAllowed(Exception):
-    """A refused change, with the reason as one sentence."""
+    """A refused change, with the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,7 +362,7 @@ class OperatorToken:
 
 
 def _stamp(path: str) -> tuple[int, ...]:
-    """The identity of the file's current state, through symbolic links (Kubernetes' ..data)."""
+    """The identity of the file's current state, through links (..data in Kubernetes volumes)."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):

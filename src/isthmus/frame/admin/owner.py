@@ -60,8 +60,8 @@ def owner_of(client: Address, ours: Address, proc: Path = Path("/proc")) -> Owne
 def find(table: Iterable[str], local: str, remote: str) -> Owner | None:
     """Find a row of /proc/net/tcp by its two addresses in that file's notation.
 
-    A socket closed by its process is listed under user 0, whoever that was: only sockets that are
-    open on their side and have an inode count.
+    A socket closed by its process is listed under user 0, no matter which user had it: only sockets
+    that are open on their side and have an inode count.
     """
     for row in table:
         columns = row.split()

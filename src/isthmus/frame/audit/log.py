@@ -34,7 +34,7 @@ MOST_RECORDS = 50_000
 #: How many of the last lines are kept.
 RECENT_RECORDS = 200
 #: Lines within this time after a write are written together; the first after a pause is written at
-#: once. Each write makes the event loop share the interpreter for a moment.
+#: once. During each write the event loop briefly shares the interpreter.
 GATHER_S = 0.1
 RETRY_S = 1.0
 STOP_S = 5.0
@@ -93,7 +93,7 @@ class AuditLog:
         self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
         self._thread.start()
 
-    # For the loop's thread.
+    # Called by the loop's thread.
 
     def put(self, line: bytes) -> None:
         """Queue one line, or drop and count it; never wait."""
@@ -118,7 +118,7 @@ class AuditLog:
     def recent(self, after: int, most: int) -> tuple[list[bytes], int]:
         """The last lines, oldest first, and the number of the newest; the first is 1.
 
-        Only those after a number, and at most this many; dropped ones are included.
+        Only those after a number, and at most this many; includes lines that were not written.
         """
         count = max(0, min(self._seen - after, most, len(self._recent)))
         return list(islice(self._recent, len(self._recent) - count, None)), self._seen
@@ -148,7 +148,7 @@ class AuditLog:
         self._wake.set()
         self._thread.join(timeout_s)
 
-    # The writer's thread.
+    # Called by the writer's thread.
 
     def _run(self) -> None:
         while True:
@@ -159,8 +159,8 @@ class AuditLog:
             if stopping:
                 break
             if not done:
-                self._wake.set()  # try again, whether more comes or not
-            # Not at once again: lines that come meanwhile are written together.
+                self._wake.set()  # try again, even without new lines
+            # Wait before the next write: lines that come meanwhile are written together.
             self._stopping.wait(GATHER_S if done else RETRY_S)
         left = len(self._unwritten) + len(self._queue)
         if left:
@@ -169,7 +169,7 @@ class AuditLog:
             os.close(self._fd)
 
     def _drain(self) -> bool:
-        """Write everything; False when it is not possible now, and what is left waits."""
+        """Write everything; False if that is not possible now, and the rest waits."""
         while self._unwritten or self._queue or self._reopen:
             if not self._unwritten:
                 self._take()
@@ -182,7 +182,7 @@ class AuditLog:
         return True
 
     def _take(self) -> None:
-        """Take whole lines from the queue, as many as make a good write."""
+        """Take whole lines from the queue, up to a good size for a write."""
         size, lines = 0, self._unwritten
         while self._queue and size < _MOST_PIECE_BYTES:
             line = self._queue.popleft()
@@ -197,7 +197,7 @@ class AuditLog:
             fitting = self._fitting(size)
             if not fitting and self._rotated():
                 fitting = max(1, self._fitting(0))
-            fitting = fitting or len(lines)  # better a large file than a lost record
+            fitting = fitting or len(lines)  # a large file is better than a lost record
         piece = b"".join(lines[:fitting])
         if piece:
             self._write_whole(piece, fitting, regular)
@@ -207,7 +207,7 @@ class AuditLog:
             log(_log, logging.INFO, "audit log writable again", path=self._path)
 
     def _fitting(self, size: int) -> int:
-        """How many lines fit behind so many bytes."""
+        """How many whole lines fit into this many bytes."""
         for count, line in enumerate(self._unwritten):
             size += len(line)
             if size > self._max_bytes:
@@ -220,7 +220,7 @@ class AuditLog:
         self._taken_bytes += size
 
     def _write_whole(self, piece: bytes, lines: int, regular: bool) -> None:
-        """Write so many lines; to a file whole ones only: nobody finds half a line for long."""
+        """Write this many lines; partial lines in a file are truncated at once."""
         start = os.fstat(self._fd).st_size if regular else 0
         rest = memoryview(piece)
         try:
@@ -233,13 +233,13 @@ class AuditLog:
                 if whole < done:
                     os.ftruncate(self._fd, start + whole)
                 self._wrote(piece.count(b"\n", 0, whole), whole)
-            elif done:  # what a pipe has taken is gone
+            elif done:  # a pipe cannot give bytes back
                 self._unwritten[:lines] = [bytes(rest)]
                 self._taken_bytes += done
             raise
 
     def _look_after(self) -> tuple[bool, int]:
-        """See that the file is still the one of this name; whether it is regular, and its size."""
+        """Reopen the file if it was moved; returns whether it is regular, and its size."""
         now = os.fstat(self._fd)
         if self._path == "-":
             self._reopen = False
@@ -261,7 +261,7 @@ class AuditLog:
         return (there.st_dev, there.st_ino) == (now.st_dev, now.st_ino)
 
     def _rotated(self) -> bool:
-        """Begin a new file; False when that is not possible, which is said once."""
+        """Begin a new file; False if that is not possible, which is logged once."""
         assert self._backups is not None
         try:
             self._backups.move(Path(self._path), now=self._clock())
@@ -282,7 +282,7 @@ class AuditLog:
 
     def _open(self) -> int:
         if self._path == "-":
-            if sys.__stdout__ is None:  # closed when we started: 1 may be anything by now
+            if sys.__stdout__ is None:  # closed at the start: 1 may be another file by now
                 raise OSError(errno.EBADF, "standard output is closed")
             return 1
         # A pipe without a reader is an error, not a reason to wait.
@@ -305,7 +305,7 @@ class AuditLog:
 
 
 def _end_last_line(fd: int, path: str) -> None:
-    """A killed program may have left a partial line, which the next line must not continue."""
+    """End a partial line that a killed program left: the next line must not continue it."""
     found = os.fstat(fd)
     if not stat.S_ISREG(found.st_mode) or not found.st_size:
         return
@@ -317,7 +317,7 @@ def _end_last_line(fd: int, path: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backups:
-    """How many old files to keep and for how long; 0 is no limit."""
+    """How many old files to keep, and for how long; 0 means no limit."""
 
     most: int = 0
     max_age_days: int = 0
@@ -337,12 +337,12 @@ class Backups:
             oldest = _named(path, now - self.max_age_days * _DAY_S).name
             doomed += [name for name in names if name.name < oldest]
         for name in dict.fromkeys(doomed):
-            # Another process may have been faster, and a file that stays is no reason to stop.
+            # Another process may have been faster, and failing to delete is no reason to stop.
             with contextlib.suppress(OSError):
                 name.unlink()
 
     def found(self, path: Path) -> list[Path]:
-        """The old files of this log, oldest first; only names that ``move`` gives."""
+        """The old files of this log, oldest first; only names of the form that ``move`` uses."""
         pattern = re.compile(rf"{re.escape(path.stem)}-{_STAMP}{re.escape(path.suffix)}", re.ASCII)
         with contextlib.suppress(OSError):
             return sorted(it for it in path.parent.iterdir() if pattern.fullmatch(it.name))

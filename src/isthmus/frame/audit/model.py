@@ -1,8 +1,8 @@
 """The audit record: requester, target, decision, bytes and ending.
 
-A record is a value, ``to_line`` its JSON on one line. Metadata only: no byte that a tunnel carries
-is ever in one. The line of a tunnel's end is made out of that of its begin, which it repeats. The
-file is log.py; what the keys mean to a reader is docs/audit.md.
+A record is a value, ``to_line`` its JSON on one line. Metadata only: a record never has bytes that
+a tunnel carried. The line of a tunnel's end is built from that of its begin, which it repeats.
+log.py writes the file; docs/audit.md explains the keys.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from isthmus.frame.model.snapshot import camel
 from isthmus.text.short_cache import short_cache
 from isthmus.values import Identity, RequestMetadata
 
-#: What is shown instead of a rule's name where the agent, or the next server, denied.
+#: Shown instead of a rule's name if the agent, or the next server, denied.
 BY_FAR_SIDE = "(far side)"
 MAX_CHARS = 1024
 _MOST_GROUPS = 64
@@ -44,7 +44,7 @@ class Requester(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Claimed(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the client said about its request; ``believed`` if it was authenticated.
+    """The client's statements about its request; ``believed`` if it was authenticated.
 
     ``client`` is the client at an agent, as that agent reported.
     """
@@ -97,8 +97,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, rena
 
 
 _encode = msgspec.json.Encoder().encode
-# What is before and behind the part of a begin's line that the end's repeats; a time has always as
-# many digits, so that the part can be cut out.
+# The text around the part of a begin's line that the end's line repeats; times have a fixed number
+# of digits, so that the part can be cut out.
 _END_HEAD = b'{"time":"%b","stage":"End"'
 _END_TAIL = (
     b',"endTime":"%b","durationSeconds":%.6f,"bytesToTarget":%d,"bytesToClient":%d'
@@ -111,7 +111,7 @@ def to_line(record: Record) -> bytes:
     """Write a record as one line of JSON, line feed included."""
     try:
         return _encode(record) + b"\n"
-    except UnicodeEncodeError:  # half a character, from a file name or a certificate
+    except UnicodeEncodeError:  # a lone surrogate, from a file name or a certificate
         text = json.dumps(msgspec.to_builtins(record), separators=(",", ":"))
         return text.encode("ascii") + b"\n"
 
@@ -126,9 +126,9 @@ def end_line(
     ending: str,
     ended_by: str,
 ) -> bytes:
-    """Write the end of a tunnel out of the line of its begin.
+    """Build the line of a tunnel's end from the line of its begin.
 
-    The two words are ours, not a peer's: they are written as they are.
+    The two words come from Isthmus, not from a peer: they need no escapes.
     """
     at = rfc3339(now).encode()
     tail = (at, duration_s, bytes_to_target, bytes_to_client, ending.encode(), ended_by.encode())
@@ -136,7 +136,7 @@ def end_line(
 
 
 def dropped(count: int, *, now: float) -> Record:
-    """A record of how many were dropped since the last written one."""
+    """A record with the number of records dropped since the last written one."""
     return Record(time=rfc3339(now), stage=Stage.DROPPED, dropped=count)
 
 
@@ -148,7 +148,7 @@ def requester_of(identity: Identity) -> Requester:
 
 
 def claimed_by(asking: RequestMetadata, *, believed: bool) -> Claimed | None:
-    """Describe what the client said; None if nothing."""
+    """Describe the client's statements; None without any."""
     if not asking.claims:
         return None
     return Claimed(
@@ -167,7 +167,7 @@ def is_proven(identity: Identity) -> bool:
 
 
 def cut(text: str) -> str:
-    """Shorten what a peer may have made long."""
+    """Shorten a text that a peer may have made long."""
     return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…"
 
 

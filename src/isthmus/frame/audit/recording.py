@@ -1,7 +1,7 @@
-"""The audit of a server's requests: makes records for the log.
+"""The audit of a server's requests: creates records for the log.
 
-A request has one record when it is refused or fails, and two when it becomes a tunnel. The record
-is model.py, the file log.py.
+A request has one record when it is refused or fails, and two when it becomes a tunnel. model.py has
+the record, log.py the file.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Auditor:
         failure: DialFailure | None,
         reason: str,
     ) -> None:
-        """A dial was denied or failed; no failure: its client left."""
+        """A dial was denied or failed; None: its client left."""
         decision = dial.decision
         ours = decision is not None and not decision.allowed
         stage = Stage.REFUSED if ours or failure in _REFUSALS else Stage.FAILED
@@ -105,12 +105,13 @@ class Auditor:
     def began(
         self, request: RequestOrigin, client: str, dial: AgentDial
     ) -> Callable[[Tunnel, float], None]:
-        """A tunnel begins; gives what wants to know its end."""
+        """A tunnel begins; returns the callback for its end."""
         return self.begin(self._of_dial(Stage.BEGIN, request, client, dial))
 
     def begin(self, record: Record) -> Callable[[Tunnel, float], None]:
-        """A tunnel begins, as the record says; gives what wants to know its end."""
-        # The line is kept until the end, which repeats it: a record would be written twice.
+        """A tunnel begins, as in the record; returns the callback for its end."""
+        # The line is kept until the end, which repeats it: serializing a record twice would cost
+        # more.
         begin = to_line(record)
         self.log.put(begin)
         return partial(self._ended, begin)
@@ -143,7 +144,7 @@ class Auditor:
         verdict = ""
         if decision is not None:
             verdict = "allow" if decision.allowed else "deny"
-        # In one piece: a copy with other fields costs as much again.
+        # Created at once: a copy with changed fields would double the cost.
         return Record(
             time=rfc3339(now),
             stage=stage,
@@ -167,19 +168,19 @@ class Auditor:
 
     def _claimed(self, request: RequestOrigin, requester: Identity) -> Claimed | None:
         asking = request.asking
-        if asking is NOTHING:  # most clients, and then nobody has to be believed
+        if asking is NOTHING:  # most clients; then there are no statements to check
             return None
         return claimed_by(asking, believed=self._believes(requester))
 
     def put(self, record: Record) -> None:
-        """Write a record that somebody else made."""
+        """Write a record that the caller created."""
         self.log.put(to_line(record))
 
 
 def open_audit(
     settings: AuditSettings, *, server_id: str, believes: Callable[[Identity], bool]
 ) -> Auditor | None:
-    """Open the audit log, if one is asked for.
+    """Open the audit log, if one is configured.
 
     Raises:
         ConfigError: it cannot be opened.
@@ -196,30 +197,30 @@ def open_audit(
 
 
 def reopen_on_hangup(loop: asyncio.AbstractEventLoop, log: AuditLog) -> None:
-    """Open the file again at SIGHUP, as programs that rotate logs expect."""
-    # Only the main thread hears signals; where the loop runs in another, somebody else does.
+    """Reopen the file at SIGHUP, as programs that rotate logs expect."""
+    # Only the main thread gets signals; a loop in another thread leaves them to its caller.
     with contextlib.suppress(ValueError, RuntimeError):
         loop.add_signal_handler(signal.SIGHUP, log.reopen)
 
 
 def ignore_hangup(loop: asyncio.AbstractEventLoop) -> None:
-    """Leave SIGHUP to whoever had it."""
+    """Restore the earlier handler of SIGHUP."""
     with contextlib.suppress(ValueError, RuntimeError):
         loop.remove_signal_handler(signal.SIGHUP)
 
 
 def _delivered(client: BaseEnd) -> int:
-    """What the client's socket has taken: the rest was thrown away at a reset."""
-    # What a TLS socket did not take is counted encrypted, which is a little more.
+    """The bytes that the client's socket accepted: a reset discarded the rest."""
+    # Bytes that a TLS socket did not accept are counted encrypted, which is a little more.
     return max(0, client.bytes_written - unsent(client))
 
 
 def _ended_by(tunnel: Tunnel) -> str:
     if tunnel.ending is Ending.CLEAN:
-        return "both"  # each has closed its direction
+        return "both"  # each side has closed its direction
     if tunnel.ending is not Ending.ADMIN:
         return tunnel.ended_by
-    # The name of an operator may come from a certificate; the line is written without a look.
+    # An operator's name may come from a certificate, and the line is written without escapes.
     return json.dumps(tunnel.ended_by)[1:-1]
 
 

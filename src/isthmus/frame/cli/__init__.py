@@ -1,1 +1,1 @@
-"""What every command shares: flags out of settings, tables, units and texts."""
+"""Shared by every command: flags from settings, tables, units and texts."""

@@ -1,8 +1,8 @@
-"""Click commands made from declared settings: Go-style flags, grouped help, examples.
+"""Click commands from declared settings: Go-style flags, grouped help, examples.
 
-Reading the texts is settings/parsing.py's part; here a flag is only a name and the texts after it.
-A program that has commands below it, or one that sets something up, is a command with flags all
-the same: ``isthmus server`` runs a server, as konnectivity's does.
+settings/parsing.py parses the texts; here a flag is only a name and the texts after it. A program
+with commands below it, or with one that sets something up, is still a command with flags: ``isthmus
+server`` runs a server, as konnectivity's does.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from isthmus.settings.parsing import check_once, load
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# klog's level is the one short flag there is: -v 4, -v=4, -v4.
+# klog's level is the only short flag: -v 4, -v=4, -v4.
 _VERBOSITY = re.compile(r"-v(?:=(.*)|([0-9]+))?", re.DOTALL)
 
 
 class Settings(Protocol):
-    """What the settings of every program can do."""
+    """The interface of every program's settings."""
 
     def validate(self) -> None:
         """Raise ConfigError if the settings are invalid."""
@@ -36,15 +36,15 @@ class Settings(Protocol):
 S = TypeVar("S", bound=Settings)
 
 
-#: A word that a shell may complete, and what it is.
+#: A word that a shell may complete, and its description.
 Words = Iterable[tuple[str, str]]
 Complete = Callable[[click.Context, click.Parameter, str], "list[CompletionItem[str]]"]
 
 
 def completing(find: Callable[[click.Context], Words], *, or_file: bool = False) -> Complete:
-    """Complete a value with words that are found when a shell asks, or with a file's name.
+    """Complete a value with words that are looked up when a shell asks, or with a file name.
 
-    A shell shows no errors: where the words cannot be found there are none.
+    A shell shows no errors: if the words cannot be looked up, there are none.
     """
 
     def complete(
@@ -78,21 +78,21 @@ class FlagCommand(click.Command):
         self.examples = examples
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the command line, Go's spelling of booleans included.
+        """Read the command line, including Go's spelling of booleans.
 
         Raises:
-            ConfigError: a flag that takes one value came with two.
+            ConfigError: a flag that takes one value has two.
         """
         args = go_style(args, self.declared)
         if not ctx.resilient_parsing:
-            # Before anything that is missing is asked for.
+            # Before missing values are reported.
             given, _, _ = self.make_parser(ctx).parse_args(args=list(args))
             for option in self.declared:
                 check_once(option, given.get(option.attribute) or ())
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples before the flags, of which there may be very many."""
+        """Write the examples before the flags, because there may be many flags."""
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
         self.format_epilog(ctx, formatter)
@@ -114,14 +114,14 @@ class FlagCommand(click.Command):
                 formatter.write_text(ignored)
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the examples as they are to be typed."""
+        """Write the examples exactly as typed."""
         with formatter.section("Example"):
             for line in self.examples.splitlines():
                 formatter.write(f"{'':>{formatter.current_indent}}{line}\n")
 
 
 class FlagGroup(FlagCommand, click.Group):
-    """A command that runs with its flags, and has commands below it."""
+    """A command with flags of its own and with commands below it."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the flags under their headings, then the commands."""
@@ -135,7 +135,7 @@ def settings_command(
     """A command that reads its flags into settings, validates them, and runs with them.
 
     Flags that were given and have no effect here are named on standard error, in one line.
-    ``run`` returns the exit code. ConfigError passes through; cli/main.py says it.
+    ``run`` returns the exit code. ConfigError passes through; cli/main.py prints it.
     """
 
     def callback(**given: tuple[str, ...]) -> int:
@@ -164,7 +164,7 @@ def say_vain(settings: type[Any], given: Mapping[str, Sequence[str]]) -> None:
 
 
 def go_style(args: Iterable[str], declared: Iterable[Option]) -> list[str]:
-    """Spell the command line so that click reads what Go's flag package would.
+    """Rewrite the command line so that click reads it as Go's flag package would.
 
     A boolean never takes the word after it: ``--flag`` is ``--flag=true``. The word after any
     other flag is its value, whatever it looks like.
@@ -193,7 +193,7 @@ def grouped(declared: Iterable[Option]) -> list[tuple[str, list[Option]]]:
     """Settings by group; a program's own groups first, those of its base class after."""
     declared = list(declared)
     order = list(dict.fromkeys(option.group for option in declared))
-    # Fields of the base class come first in a dataclass, but logging matters least in help.
+    # Fields of the base class come first in a dataclass, but logging comes last in help.
     order.sort(key=lambda group: group == "Logging")
     ranked = sorted(declared, key=lambda option: order.index(option.group))
     return [(name, list(each)) for name, each in groupby(ranked, key=lambda option: option.group)]
@@ -201,7 +201,7 @@ def grouped(declared: Iterable[Option]) -> list[tuple[str, list[Option]]]:
 
 def _click_option(option: Option) -> click.Option:
     names = [f"--{name}" for name in (option.flag, *option.aliases)]
-    # Every flag may come several times; config decides whether the last wins or all count.
+    # Every flag may be repeated; its declaration decides whether the last wins or all count.
     return click.Option(
         [option.attribute, *names],
         multiple=True,
@@ -227,7 +227,7 @@ def _help_row(option: Option) -> tuple[str, str]:
 
 
 class WithSetup(FlagCommand):
-    """A program's flags; a first word ``setup-...`` is a command of its own."""
+    """A program's flags; a first word ``setup-...`` is a separate command."""
 
     def __init__(self, plain: click.Command, setup: click.Command) -> None:
         assert isinstance(plain, FlagCommand)
@@ -244,7 +244,7 @@ class WithSetup(FlagCommand):
         parent: click.Context | None = None,
         **rest: Any,
     ) -> click.Context:
-        """Read the command line, of the sub-command if the first word is one."""
+        """Read the command line, or that of the sub-command if the first word is one."""
         if args[:1] != [self.setup.name]:
             return super().make_context(info_name, args, parent, **rest)
         above = click.Context(self, parent=parent, info_name=info_name)

@@ -1,7 +1,7 @@
 """What commands print: tables as kubectl prints them, bars, and texts that are safe on a terminal.
 
-No boxes and upper-case heads, so that a line can be cut by ``awk`` and read by a person. What a
-peer may have put into a cell cannot write to the terminal.
+No boxes and upper-case heads, so that ``awk`` can split a line and people can read it. Text from a
+peer in a cell cannot control the terminal.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _OUTPUT_SAYS: dict[str, Any] = {
     "show_default": True,
     "help": "Output format",
 }
-#: Of output that is no terminal: what is wider is folded.
+#: The width of output that is not a terminal; wider lines are folded.
 _PIPE_WIDTH = 200
 _BARS = "▁▂▃▄▅▆▇█"
 
 
 def output_parameter(formats: Sequence[str] = FORMATS) -> click.Option:
-    """-o/--output, the same for every command: text, wherever it goes, unless another is asked."""
+    """-o/--output, the same for every command: text by default, also in a pipe."""
     return click.Option(_OUTPUT, type=click.Choice(formats), **_OUTPUT_SAYS)
 
 
@@ -50,7 +50,7 @@ def output_option(formats: Sequence[str] = FORMATS) -> Callable[[F], F]:
 
 def _without_colours(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     if value and not os.environ.get("NO_COLOR"):
-        os.environ["NO_COLOR"] = "1"  # rich reads it, and so do the processes of a lab
+        os.environ["NO_COLOR"] = "1"  # rich and the processes of a lab read it
         ctx.call_on_close(lambda: os.environ.pop("NO_COLOR", None))
 
 
@@ -79,7 +79,7 @@ def table_lines(
 ) -> list[str]:
     """Align rows under their heads; an empty cell is shown as a dash.
 
-    ``widths`` is kept by who prints a table bit by bit: columns only ever grow.
+    A caller that prints a table in parts keeps ``widths``: columns only grow.
     """
     cells = [list(heads), *([one_line(cell) or "-" for cell in row] for row in rows)]
     widths = [] if widths is None else widths
@@ -109,19 +109,19 @@ def print_data(data: Any, output: str) -> None:
 
 
 def has_colours() -> bool:
-    """Tell whether standard output is a terminal whose user wants colours (no-color.org)."""
+    """Whether standard output is a terminal whose user wants colours (no-color.org)."""
     return (
         sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     )
 
 
 def coloured(text: str, colour: str) -> str:
-    """The text in a colour where there are any."""
+    """The text in a colour, if colours are used."""
     return click.style(text, fg=colour) if has_colours() else text
 
 
 def can_show(text: str) -> bool:
-    """Tell whether standard output can have this text, in its encoding."""
+    """Whether the encoding of standard output has this text."""
     try:
         text.encode(getattr(sys.stdout, "encoding", None) or "ascii")
     except UnicodeEncodeError:
@@ -145,10 +145,10 @@ def wrapped(text: str, hang: int) -> str:
 
 
 def filled(ctx: click.Context, param: click.Parameter, value: T) -> T:
-    """Check, as a callback of click, that a text that is given has something in it.
+    """Check, as a callback of click, that a given text is not empty.
 
     Raises:
-        ConfigError: one is empty, as of a variable that somebody forgot to set.
+        ConfigError: a text is empty, for example from an unset variable.
     """
     texts = value if isinstance(value, tuple) else (value,)
     if any(text is not None and not text.strip() for text in texts):
@@ -170,21 +170,21 @@ def complain(text: str) -> None:
 
 
 def error_prefix(program: str) -> str:
-    """What a program of this name writes before an error."""
+    """The prefix of errors of a program with this name."""
     return "error" if program.startswith("kubectl") else "isthmus"
 
 
 def one_line(text: str) -> str:
-    """The text with escapes for what a terminal would not show as it is."""
+    """The text with escapes for characters that a terminal would not show."""
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
 
 
 def bars(values: Sequence[float], width: int = 30) -> str:
-    """Draw values, oldest first, as block characters; the highest fills its cell.
+    """Draw values, oldest first, as block characters; the maximum fills its cell.
 
-    More values than ``width`` are summed in groups; nothing at all is the lowest bar.
+    More values than ``width`` are summed in groups; zero is the lowest bar.
     """
     if not values:
         return ""
@@ -196,7 +196,7 @@ def bars(values: Sequence[float], width: int = 30) -> str:
     top = max(sums)
     if top <= 0:
         return _BARS[0] * len(sums)
-    # What is more than nothing is seen to be.
+    # Any value above zero must be visible.
     return "".join(_BARS[max(value > 0, round(value / top * (len(_BARS) - 1)))] for value in sums)
 
 

@@ -136,7 +136,7 @@ async def _end_own(
 
 
 def say(status: int, sentence: str) -> web.Response:
-    """A plain-text answer of one sentence."""
+    """A short plain-text answer."""
     return web.Response(status=status, text=f"{sentence}\n", headers=PAGE_HEADERS)
 
 

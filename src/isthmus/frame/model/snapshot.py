@@ -1,9 +1,8 @@
 """The state of a program at one moment, as values and as JSON.
 
-What every program has is here; each declares its own view in its room. Whoever owns the live
-objects fills these in. Nothing here reads a clock: ages come in as numbers, wall times as
-``datetime``. The admin port that serves them is frame/admin/routes.py; what the fields mean to an
-operator is docs/snapshot.md.
+The fields that every program has are here; each declares its own view in its room. The owners of
+the live objects fill these in. Nothing here reads a clock: ages come in as numbers, wall times as
+``datetime``. frame/admin/routes.py serves them; docs/snapshot.md explains the fields to operators.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class LinkState(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TunnelView:
-    """One tunnel. ``stalled`` is empty, or one sentence with the reason.
+    """One tunnel. ``stalled`` is empty, or the reason.
 
     ``slow`` is likewise the reason if bytes wait though some move (frame/tunnels.py).
 
@@ -247,7 +246,7 @@ class NodeTrafficView:
     """Connections from an agent's node to the control plane.
 
     ``address`` is the first of ``addresses``, of which there is one of each family at most.
-    ``waits_for`` is empty, or one sentence saying why they cannot be served now.
+    ``waits_for`` is empty, or the reason why they cannot be served now.
     """
 
     address: str

@@ -1,15 +1,15 @@
 """Plain numbers on the hot path, and the families that show them to Prometheus at scrape time.
 
 A dial touches several numbers, so they are ints in dicts and a list of buckets; the objects of
-prometheus_client are made only when somebody scrapes. Measured with timeit, CPython 3.11, on one
-of two shared cores, microseconds per call:
+prometheus_client are created only at scrape time. Measured with timeit, CPython 3.11, on one of two
+shared cores, microseconds per call:
 
     Counter.inc()                0.45      attribute += 1       0.06
     Counter.labels(x).inc()      1.65      dict[enum] += 1      0.34 (Enum hashes in Python)
     Histogram.observe()          1.14      ours                 0.19
 
 prometheus_client takes a lock each time; here everything happens in the loop's own thread.
-Which families exist is metrics.py.
+metrics.py lists the families.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _E = TypeVar("_E", bound=Enum)
 
 
 class Histogram:
-    """Counts values into buckets; a bucket holds what is at most its bound."""
+    """Counts values in buckets; a bucket has the values up to its bound."""
 
     __slots__ = ("bounds", "counts", "exemplars", "total")
 
@@ -50,7 +50,7 @@ class Histogram:
         self.exemplars: list[tuple[str, float, float] | None] = [None] * (len(bounds) + 1)
 
     def observe(self, value: float, connection_id: str = "") -> None:
-        """Count one value; with an id it is an example of its bucket."""
+        """Count one value; with an id it may become the exemplar of its bucket."""
         at = bisect_left(self.bounds, value)
         self.counts[at] += 1
         self.total += value
@@ -59,11 +59,11 @@ class Histogram:
 
     @property
     def count(self) -> int:
-        """How many values were counted."""
+        """The number of values."""
         return sum(self.counts)
 
     def with_exemplars(self) -> list[tuple[str, float] | tuple[str, float, Exemplar]]:
-        """Give the buckets with an example for each that has one."""
+        """The buckets, each with its exemplar if it has one."""
         return [
             bucket
             if found is None
@@ -72,17 +72,17 @@ class Histogram:
         ]
 
     def cumulative(self) -> list[tuple[str, float]]:
-        """Give the buckets as Prometheus wants them: each includes the ones below it."""
+        """The buckets as in Prometheus: each includes the ones below it."""
         names = [*(f"{bound:g}" for bound in self.bounds), "+Inf"]
         return list(zip(names, accumulate(self.counts), strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One metric: its name, what it means, and how to read its numbers at scrape time.
+    """One metric: its name, its help, and how to read its numbers at scrape time.
 
-    Every family has exactly one of ``read``, ``histogram`` and ``by_labels``. ``merge`` says how
-    the numbers of several workers become one.
+    Every family has exactly one of ``read``, ``histogram`` and ``by_labels``. ``merge`` is the rule
+    for the numbers of several workers.
     """
 
     name: str
@@ -121,7 +121,8 @@ class Family:
             for values, found in self.by_labels():
                 labelled.add_metric(values, found.cumulative(), found.total)
             return labelled
-        # The header of a counter is written with "_total"; kube-proxy has gauges named so, too.
+        # The header of a counter is written with "_total"; kube-proxy has gauges with such names,
+        # too.
         name = self.name.removesuffix(_TOTAL) if self.kind == "counter" else self.name
         metric = Metric(name, self.help, self.kind)
         for values, number in self.read() if self.read else ():
@@ -168,7 +169,7 @@ def histograms(
     labels: tuple[str, ...],
     by_labels: Callable[[], Iterable[tuple[tuple[str, ...], Histogram]]],
 ) -> Family:
-    """Declare distributions, one for each value of the labels that was seen."""
+    """Declare distributions, one for each seen value of the labels."""
     return Family(
         name=name, kind="histogram", help=help, labels=labels, by_labels=by_labels, merge=Merge.SUM
     )
@@ -180,16 +181,16 @@ def one(number: Callable[[], float]) -> Callable[[], Samples]:
 
 
 def no_counts() -> Mapping[str, float]:
-    """Stand in for counts that a part gives when it starts."""
+    """A placeholder for counts that a part provides when it starts."""
     return MappingProxyType({})
 
 
-#: The label value that counts what came after ``most`` others.
+#: The label value that counts keys beyond ``most``.
 OTHER = "(other)"
 
 
 def count_one(counts: dict[_K, int], key: _K, *, most: int, other: _K) -> None:
-    """Count one more; a key beyond ``most`` others counts as ``other``."""
+    """Count one; a key beyond ``most`` counts as ``other``."""
     if key not in counts and len(counts) >= most:
         key = other
     counts[key] = counts.get(key, 0) + 1
@@ -206,7 +207,7 @@ def by_enum(counts: Mapping[_E, int]) -> Callable[[], Samples]:
 
 
 def counted(read: Callable[[], Samples]) -> Callable[[], Samples]:
-    """Leave out what was not counted yet: a label's value is there from its first event, as in Go.
+    """Leave out label values that were not counted yet: each appears at its first event, as in Go.
 
     For metrics with Konnectivity's names, as existing dashboards and tests expect. Isthmus' own
     metrics begin at 0, so that a rate sees the first event.
@@ -215,7 +216,7 @@ def counted(read: Callable[[], Samples]) -> Callable[[], Samples]:
 
 
 def _shown(metrics: Iterator[Metric]) -> Iterator[Metric]:
-    # A family of Go's without any value is not there at all, not even by its head.
+    # In Go a family without values is missing entirely, including its head.
     return (it for it in metrics if it.samples or it.name.startswith("isthmus_"))
 
 
@@ -230,8 +231,8 @@ class _OpenFamilies(Collector):
         return _shown(family.collect_open() for family in self._families)
 
 
-#: The rules of what prometheus_client tells of the process itself. Descriptors are limited per
-#: process: what counts is how full the fullest is.
+#: The rules for prometheus_client's metrics of the process. Descriptors are limited per process, so
+#: the highest use counts.
 PROCESS_MERGE = {
     "process_virtual_memory_bytes": Merge.SUM,
     "process_resident_memory_bytes": Merge.SUM,
@@ -280,7 +281,7 @@ class Families(Collector):
 
 
 def merge_table(families: Iterable[Family]) -> Mapping[str, Merge]:
-    """Give the rule of each name.
+    """The rule of each name.
 
     Raises:
         ValueError: a name has two rules.

@@ -2,15 +2,15 @@
 
 CPU: a timer of CPU time (ITIMER_PROF) interrupts the main thread a hundred times for each second
 that the process uses; an idle program is not interrupted. At each tick every thread's stack gets
-the CPU time that its thread used since the last. The obvious other way, a thread that looks every
-10 ms, sees almost only calls that release the interpreter lock, because those are the moments at
-which it gets its turn. It is used where signals cannot be, outside the main thread.
+the CPU time that its thread used since the last. The obvious alternative, a thread that samples
+every 10 ms, sees almost only calls that release the interpreter lock, because only then can it run.
+It is used where signals cannot be used, outside the main thread.
 
-Heap: without tracing nobody knows where an object was made; what can be told of a running program
-is how many of each type are alive. Tracing (tracemalloc) is on only while a profile is being taken:
-it makes every allocation many times slower, and sees only what is made while it is on.
+Heap: without tracing the place of an allocation is unknown; a running program can only count the
+live objects of each type. Tracing (tracemalloc) is on only while a profile is being taken: it makes
+every allocation many times slower, and sees only allocations while it is on.
 
-Tasks: what Go calls the goroutine profile.
+Tasks: the equivalent of Go's goroutine profile.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _MAX_SOURCE_BYTES = 1024 * 1024
 
 
 class Frame(NamedTuple):
-    """One call of a stack: which function, and at which line it is."""
+    """One call of a stack: the function and the current line."""
 
     function: str
     file: str
@@ -54,7 +54,7 @@ class Frame(NamedTuple):
 
 
 class ProfileKind(NamedTuple):
-    """What a value means, such as ("cpu", "nanoseconds")."""
+    """The meaning of a value, such as ("cpu", "nanoseconds")."""
 
     type: str
     unit: str
@@ -70,7 +70,7 @@ class Profile:
         taken_at: float = 0.0,
         duration_s: float = 0.0,
     ) -> None:
-        """``period`` says what lies between two samples; ``taken_at`` is UNIX time."""
+        """``period`` is the interval between two samples; ``taken_at`` is UNIX time."""
         self._message = pprof_pb2.Profile()
         self._strings: dict[str, int] = {"": 0}
         self._functions: dict[tuple[str, str, int], int] = {}
@@ -86,7 +86,7 @@ class Profile:
         self._message.default_sample_type = self._string(kinds[-1].type)
         self._message.time_nanos = int(taken_at * 1e9)
         self._message.duration_nanos = int(duration_s * 1e9)
-        # pprof would look for symbols itself in a mapping that does not say that it has them.
+        # pprof would look for symbols itself if the mapping did not declare that it has them.
         self._message.mapping.add(
             id=1,
             memory_limit=1,
@@ -155,7 +155,7 @@ def frame_of(code: CodeType, line: int) -> Frame:
 
 
 def module_of(file: str) -> str:
-    """Name the module of a source file, as far as its path tells."""
+    """The module of a source file, as far as its path shows it."""
     name = file.removesuffix(".py").replace("\\", "/")
     for root in ("/site-packages/", "/src/", f"/python3.{sys.version_info.minor}/"):
         _, found, rest = name.rpartition(root)
@@ -174,9 +174,9 @@ def walk(frame: FrameType | None) -> tuple[tuple[CodeType, int], ...]:
 
 
 async def cpu_profile(seconds: float) -> bytes:
-    """Measure for so long and give the profile; cancelled, it stops measuring at once.
+    """Measure for this long and return the profile; if cancelled, measuring stops at once.
 
-    One at a time: the timer is the process's.
+    Only one at a time: the process has one timer.
     """
     samples = _Samples()
     taken_at, started = time.time(), time.monotonic()
@@ -195,7 +195,7 @@ class _Samples:
         self.take({}, frozenset())
 
     def take(self, instead: dict[int, FrameType | None], leave_out: frozenset[int]) -> None:
-        """Give each thread's stack the time that it used since the last look.
+        """Charge each thread's stack with the time that it used since the last tick.
 
         ``instead`` has the frames of threads that are busy here, ``leave_out`` those not to count.
         """
@@ -213,7 +213,7 @@ class _Samples:
                 sample[1] += used
 
     def profile(self, taken_at: float, duration_s: float) -> bytes:
-        """Write what was found."""
+        """Write the profile."""
         profile = Profile(
             ProfileKind("samples", "count"),
             ProfileKind("cpu", "nanoseconds"),
@@ -277,16 +277,16 @@ _KINDS = (ProfileKind("inuse_objects", "count"), ProfileKind("inuse_space", "byt
 
 
 async def heap_by_type() -> bytes:
-    """Count what is alive by type. Objects that cannot be part of a cycle are not seen."""
+    """Count live objects by type. Objects that cannot be part of a cycle are not seen."""
     if tracemalloc.is_tracing():
         return await asyncio.to_thread(_traced, tracemalloc.take_snapshot(), 0.0)
     return await asyncio.to_thread(_by_type)
 
 
 async def heap_traced(seconds: float) -> bytes:
-    """Trace for so long, and tell where what is alive then was made.
+    """Trace for this long, and show where the objects alive at the end were allocated.
 
-    One at a time; cancelled, it stops tracing at once. Where tracing is on already (the
+    Only one at a time; if cancelled, tracing stops at once. If tracing is already on (the
     interpreter's ``-X tracemalloc``) it stays on.
     """
     started = not tracemalloc.is_tracing()
@@ -302,12 +302,12 @@ async def heap_traced(seconds: float) -> bytes:
 
 
 def _by_type() -> bytes:
-    # A tuple that another thread is just making (``tuple(f(x) for x in xs)``) breaks there when it
-    # is held here meanwhile: no thread may go on before everything is let go.
+    # A tuple that another thread is creating (``tuple(f(x) for x in xs)``) breaks there while a
+    # reference is held here: no thread may continue before all references are dropped.
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(_UNDISTURBED_S)
     try:
-        time.sleep(2 * interval_s)  # who waits by the old interval has its turn before
+        time.sleep(2 * interval_s)  # threads that wait by the old interval run before
         found = _counted()
     finally:
         sys.setswitchinterval(interval_s)
@@ -343,7 +343,7 @@ def _traced(taken: tracemalloc.Snapshot, duration_s: float) -> bytes:
 
 
 class _Names:
-    """Finds the function that a line belongs to: tracing keeps only files and lines."""
+    """Finds the function of a line: tracing keeps only files and lines."""
 
     def __init__(self) -> None:
         self._by_file: dict[str, list[tuple[int, str]]] = {}
@@ -359,7 +359,7 @@ class _Names:
 
 
 def _starts(file: str) -> Iterable[tuple[int, str]]:
-    """At which lines which function begins, or goes on after one within it."""
+    """The lines at which a function begins, or continues after a nested one."""
     try:
         with open(file, "rb") as source:
             tree = ast.parse(source.read(_MAX_SOURCE_BYTES))
@@ -393,7 +393,7 @@ class WaitingTask:
 
 
 def everything() -> list[WaitingTask]:
-    """Look at every task of the running loop and at every thread."""
+    """List every task of the running loop and every thread."""
     here = asyncio.current_task()
     tasks = [
         WaitingTask(
@@ -414,13 +414,13 @@ def _frames(frame: FrameType | None) -> tuple[Frame, ...]:
 
 
 def _stack_of(task: asyncio.Task[Any]) -> tuple[Frame, ...]:
-    # Task.get_stack() shows the outermost coroutine of a waiting task alone.
+    # Task.get_stack() shows only the outermost coroutine of a waiting task.
     found = [frame_of(frame.f_code, frame.f_lineno) for frame in _awaited(task.get_coro())]
     return tuple(reversed(found))
 
 
 def _awaited(awaitable: object) -> Iterator[FrameType]:
-    """The frames of a coroutine and of what it awaits, the outermost first."""
+    """The frames of a coroutine and of those it awaits, the outermost first."""
     for _ in range(MAX_FRAMES):
         for kind in ("cr", "gi", "ag"):
             frame = getattr(awaitable, f"{kind}_frame", None)
@@ -441,7 +441,7 @@ def as_profile(found: list[WaitingTask]) -> bytes:
 
 
 def as_groups(found: list[WaitingTask]) -> str:
-    """Write them as text, those with one stack together, as Go's ``debug=1``."""
+    """Write them as text, grouped by stack, as with Go's ``debug=1``."""
     groups = Counter(it.stack for it in found)
     names: dict[tuple[Frame, ...], list[str]] = {}
     for it in found:
@@ -455,7 +455,7 @@ def as_groups(found: list[WaitingTask]) -> str:
 
 
 def as_stacks(found: list[WaitingTask]) -> str:
-    """Write each with its stack, as Go's ``debug=2``."""
+    """Write each with its stack, as with Go's ``debug=2``."""
     lines = []
     for it in found:
         lines.append(f"{it.kind} {it.name} [{it.state}]:\n")

@@ -1,7 +1,7 @@
-"""What several programs count: their metrics, Leases, and gauges asked at scrape time.
+"""Metrics of several programs: counters, Leases, and gauges that are read at scrape time.
 
-What only one of them counts, and the konnectivity names, are in the metrics.py of its room; how
-numbers are kept is counters.py.
+Metrics of only one program, and the konnectivity names, are in the metrics.py of its room;
+counters.py keeps the numbers.
 """
 
 from __future__ import annotations
@@ -57,13 +57,12 @@ def _no_bytes() -> tuple[int, int]:
 
 @dataclass(slots=True, kw_only=True)
 class Gauges:
-    """What is asked at scrape time; the program replaces the defaults while it starts.
+    """The values read at scrape time; the program replaces the defaults while it starts.
 
     ``live_bytes`` is (to target, to client) of the tunnels that have not ended: a tunnel leaves it
-    in the same callback that reports ``tunnel_ended``, so that the sum never goes back.
-    ``certificates`` gives from when to when each file is good. ``ready_by_strategy``,
-    ``http_connections``, ``handed_on`` and what is of nodes are for a server, ``known_servers`` for
-    an agent.
+    in the same callback that reports ``tunnel_ended``, so that the sum never decreases.
+    ``certificates`` returns the validity of each file. ``ready_by_strategy``, ``http_connections``,
+    ``handed_on`` and those of nodes are for a server, ``known_servers`` for an agent.
     """
 
     pending_dials: Callable[[], int] = _zero
@@ -88,22 +87,22 @@ class Gauges:
     gates: Callable[[], Mapping[str, float]] = _none
     node_dials: Callable[[], int] = _zero
     node_tunnels: Callable[[], int] = _zero
-    #: Open calls of each gRPC method, and packets by segment, each by type.
+    #: Open calls of each gRPC method, and packets by segment and type.
     grpc_calls: Callable[[], Mapping[str, float]] = _none
     packets: Callable[[], Mapping[str, Sequence[int]]] = _no_packets
-    #: What is kept on behalf of peers.
+    #: The memory held for peers.
     budget: Budget = UNBOUNDED
 
 
 class ProgramMetrics:
-    """What a server and an agent both count. Every method is a few plain additions."""
+    """The counts of servers and agents. Every method is a few plain additions."""
 
     program = ""
-    #: What its bytes are bytes of.
+    #: What carries its bytes.
     carried_by = "tunnels"
-    #: What the values of its labels mean, by what the reference page calls the label.
+    #: The meaning of label values, by the label's name in the reference page.
     label_values: ClassVar[tuple[tuple[str, type[Enum]], ...]] = ()
-    #: Whether it has links, and so something to say of them.
+    #: Whether it has links and their metrics.
     has_links = True
     #: Whether it carries connections: dials, tunnels, certificates.
     carries = True
@@ -128,7 +127,7 @@ class ProgramMetrics:
 
     @classmethod
     def of(cls, settings: Any) -> Self:
-        """Make the metrics of a program with these settings."""
+        """Create the metrics of a program with these settings."""
         return cls()  # type: ignore[call-arg]  # every program's own class takes nothing
 
     @property
@@ -145,7 +144,7 @@ class ProgramMetrics:
         return self._families.render_open()
 
     def dial_succeeded(self, seconds: float, connection_id: str = "") -> None:
-        """Count a dial that was answered with a connection; its id may serve as an example."""
+        """Count a dial that was answered with a connection; its id may become an exemplar."""
         self.dials.observe(seconds, connection_id)
 
     def dial_failed(self, failure: DialFailure, seconds: float) -> None:
@@ -162,7 +161,7 @@ class ProgramMetrics:
         self.bytes_to_client += bytes_to_client
 
     def packet_family(self, go: str) -> Family:
-        """What konnectivity counts of its packets."""
+        """The counts of konnectivity's packets."""
         return counter(
             f"{go}stream_packets_total",
             "Count of packets processed, by segment and packet type"
@@ -179,11 +178,11 @@ class ProgramMetrics:
         ]
 
     def link_opened(self) -> None:
-        """Count a link whose greeting is done."""
+        """Count a link whose handshake is complete."""
         self.links_opened += 1
 
     def link_failed(self, failure: LinkStage) -> None:
-        """Count a link that did not come to be, or was ended by its own rules."""
+        """Count a link that could not be opened, or was ended by its own rules."""
         self.link_failures[failure] += 1
 
     def stream_reset_for_budget(self) -> None:
@@ -191,12 +190,12 @@ class ProgramMetrics:
         self.streams_reset_for_budget += 1
 
     def loop_lagged(self, seconds: float, *, stalled: bool) -> None:
-        """Count a heartbeat of the event loop, and whether it was so late as to be a stall."""
+        """Count a heartbeat of the event loop, and a stall if it was late enough."""
         self.loop_lag.observe(seconds)
         self.loop_stalls += stalled
 
     def bytes_carried(self) -> tuple[int, int]:
-        """Give the bytes to targets and to clients so far, running tunnels included."""
+        """The bytes to targets and to clients so far, including running tunnels."""
         to_target, to_client = self.gauges.live_bytes()
         return self.bytes_to_target + to_target, self.bytes_to_client + to_client
 
@@ -231,7 +230,7 @@ class ProgramMetrics:
                 one(lambda: gauges.lines_suppressed()),
             ),
             gauge(
-                # Kubernetes' own name and words, which its dashboards know.
+                # The name and help of Kubernetes itself, which existing dashboards use.
                 "kubernetes_feature_enabled",
                 "This metric records the data about the stage and enablement of a k8s feature.",
                 self._gates,
@@ -433,7 +432,7 @@ class LeaseMetrics:
         _count(self._watches, status, reason)
 
     def lease_culled(self) -> None:
-        """The Lease of a dead server is gone, by our hand."""
+        """This program deleted the Lease of a dead server."""
         self.culled += 1
 
     def server_families(self, go: str) -> list[Family]:

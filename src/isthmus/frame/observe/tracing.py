@@ -1,8 +1,8 @@
-"""Spans of dials by OpenTelemetry, when its SDK is installed and somebody asks for them.
+"""Spans of dials by OpenTelemetry, if its SDK is installed and tracing is enabled.
 
-Nothing of OpenTelemetry is imported before that. Trace context (wire/request_metadata.py)
-is passed on whether there are spans or not. Everything that OpenTelemetry's own environment
-variables can say is left to them: exporter, endpoint, headers, sampler, resource.
+Nothing of OpenTelemetry is imported before that. Trace context (wire/request_metadata.py) is passed
+on with or without spans. OpenTelemetry's own environment variables set everything else: exporter,
+endpoint, headers, sampler, resource.
 
     isthmus.dial          the server, from the client's connection or call to the answer; of a
                           connection that a node opens, its agent
@@ -11,7 +11,8 @@ variables can say is left to them: exporter, endpoint, headers, sampler, resourc
       isthmus.ask         one agent, from the question to its answer; another for each that is asked
         isthmus.connect   the agent, from the question to the connection
 
-Of what a node opens the agent has the spans of the server, and the server the one of the agent.
+For connections that a node opens, the agent has the spans of the server, and the server that of the
+agent.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ _OTLP = {"http/protobuf": "otlp_proto_http", "grpc": "otlp_proto_grpc"}
 
 
 def is_wanted(endpoint: str, environ: Mapping[str, str]) -> bool:
-    """Tell whether spans are asked for, by the flag or by OpenTelemetry's environment."""
+    """Whether tracing is enabled, by the flag or by OpenTelemetry's environment."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     exporter = environ.get("OTEL_TRACES_EXPORTER", "")
@@ -56,10 +57,10 @@ def is_wanted(endpoint: str, environ: Mapping[str, str]) -> bool:
 def open_tracing(
     endpoint: str, environ: Mapping[str, str], *, service: str, instance: str
 ) -> Tracing | None:
-    """Make what the flag and the environment ask for; None if it is nothing.
+    """Create the tracing that the flag and the environment enable; None if it is off.
 
-    Without the packages for it the flag is an error and the environment, which may be the same for
-    many programs, a warning.
+    Without the packages for it the flag is an error; the environment, which many programs may
+    share, causes a warning.
 
     Raises:
         ConfigError: the packages are not installed, or the environment names an unknown exporter.
@@ -99,7 +100,7 @@ def _exporter(endpoint: str, environ: Mapping[str, str]) -> Any:
 
 
 def _with_path(endpoint: str) -> str:
-    """Add the path of OTLP to an address without one, as OpenTelemetry does to its variable."""
+    """Add the path of OTLP to an address without one, as OpenTelemetry does for its variable."""
     return endpoint if urlsplit(endpoint).path.strip("/") else f"{endpoint.rstrip('/')}/v1/traces"
 
 
@@ -111,12 +112,13 @@ def _provider(environ: Mapping[str, str], service: str, instance: str) -> Any:
         "service.name=" not in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     ):
         ours["service.name"] = service
-    # At exit nobody waits for a collector that does not answer: close() has its own limit.
+    # At exit the program must not wait for a collector that does not answer: close() has its own
+    # limit.
     return trace.TracerProvider(resource=resources.Resource.create(ours), shutdown_on_exit=False)
 
 
 class Tracing:
-    """Makes the spans of one program."""
+    """Creates the spans of one program."""
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
@@ -133,7 +135,7 @@ class Tracing:
         requester: str,
         accepted_at: float | None = None,
     ) -> DialTrace:
-        """A client asks: the span of its dial, within the client's own if it names one.
+        """Begin the span of a client's dial, within the client's own span if it names one.
 
         ``accepted_at`` is when it connected or called, by the monotonic clock.
         """
@@ -153,20 +155,20 @@ class Tracing:
         return DialTrace(self, span, now_ns)
 
     def connect(self, asking: RequestMetadata, *, connection_id: str, target: HostPort) -> Span:
-        """An agent is asked: the span of its connecting."""
+        """Begin the span of an agent's connection to a target."""
         span = self._start("isthmus.connect", self._within(asking), self._api.SpanKind.CLIENT)
         span.set_attribute("isthmus.connection_id", connection_id)
         _set_target(span, target)
         return Span(self, span)
 
     async def close(self) -> None:
-        """Send what is left, for a moment at most."""
+        """Send the remaining spans, within a short limit."""
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
 
         def shut_down() -> None:
-            with contextlib.suppress(Exception):  # an exporter's; the program ends anyway
+            with contextlib.suppress(Exception):  # from an exporter; the program ends anyway
                 self._provider.shutdown()
-            with contextlib.suppress(RuntimeError):  # nobody waited so long
+            with contextlib.suppress(RuntimeError):  # the wait ended before
                 loop.call_soon_threadsafe(sent.set)
 
         threading.Thread(target=shut_down, name="tracing", daemon=True).start()
@@ -175,7 +177,7 @@ class Tracing:
                 await sent.wait()
 
     def start_child(self, name: str, parent: Any, began_ns: int | None = None) -> Any:
-        """Start a span within another of ours."""
+        """Start a span within another one of this program."""
         context = self._api.set_span_in_context(parent, self._no_context)
         kinds = self._api.SpanKind
         kind = kinds.CLIENT if name == "isthmus.ask" else kinds.INTERNAL
@@ -206,7 +208,7 @@ class Tracing:
 
 
 class Span:
-    """One span that ends once."""
+    """A span that ends only once."""
 
     __slots__ = ("_span", "_tracing")
 
@@ -215,7 +217,7 @@ class Span:
         self._span = span
 
     def succeeded(self) -> None:
-        """It did what it was for."""
+        """End it with success."""
         self._span.end()
 
     def failed(self, failure: DialFailure, detail: str) -> None:
@@ -223,19 +225,19 @@ class Span:
         self.given_up(failure.name.lower(), detail or failure.value)
 
     def given_up(self, error: str, detail: str) -> None:
-        """It did not, for a reason that is none of a dial's."""
+        """End it with a failure that is not a dial's."""
         self._span.set_attribute("error.type", error)
         self._span.set_status(self._tracing.error(detail))
         self._span.end()
 
     def cancelled(self) -> None:
-        """Nobody waits for it any more."""
+        """End it as cancelled."""
         self._span.set_attribute("error.type", "cancelled")
         self._span.end()
 
 
 class DialTrace:
-    """The spans of one request, at who was asked for it first."""
+    """The spans of one request, at the program that received it."""
 
     __slots__ = ("_ask", "_began_ns", "_chosen", "_span", "_tracing")
 
@@ -247,16 +249,16 @@ class DialTrace:
         self._chosen = False
 
     def target(self, target: HostPort) -> None:
-        """Where it wants to go."""
+        """Set the target."""
         _set_target(self._span, target)
 
     def ask(self, asking: RequestMetadata) -> RequestMetadata:
-        """Somebody is asked now: give what to tell them, within a span for it."""
+        """Begin the span of asking an agent or a server; returns the trace context for it."""
         tracing = self._tracing
         if not self._chosen:
             self._chosen = True
             tracing.start_child("isthmus.choose", self._span, self._began_ns).end()
-        self.asked_in_vain("agent_lost")  # if nothing else was said of it
+        self.asked_in_vain("agent_lost")  # unless it has ended already
         self._ask = tracing.start_child("isthmus.ask", self._span)
         context = self._ask.get_span_context()
         flags = int(context.trace_flags)
@@ -266,13 +268,13 @@ class DialTrace:
         )
 
     def asked_in_vain(self, error: str) -> None:
-        """Whoever is being asked was lost, or said no: others may be asked."""
+        """The one being asked was lost or refused: others may be asked."""
         if self._ask is not None:
             self._ask.set_attribute("error.type", error)
             self._end_ask()
 
     def reached(self, agent_id: str, address: str) -> None:
-        """The target is reached, by this agent."""
+        """The target was reached, by this agent."""
         for name, value in (("isthmus.agent_id", agent_id), ("network.peer.address", address)):
             if value:
                 self._span.set_attribute(name, value)
@@ -285,7 +287,7 @@ class DialTrace:
         Span(self._tracing, self._span).failed(failure, detail)
 
     def given_up(self, error: str, detail: str) -> None:
-        """It is not, for a reason that is none of a dial's."""
+        """The target was not reached, with a failure that is not a dial's."""
         self._end_ask()
         Span(self._tracing, self._span).given_up(error, detail)
 
