@@ -1,8 +1,8 @@
 """Parts: the features of a program, and the ground that they stand on.
 
-A program is a tuple of parts, foundations first. A part overrides what it has and nothing else;
-who calls what, and in which order, is lifecycle.py. It is told what it may use in its constructor
-(the poller, a dialer, its own settings), never a whole program.
+A program is a tuple of parts, foundations first. A part overrides only what it needs; lifecycle.py
+calls the methods, in the right order. Its constructor gets what it may use (the poller, a dialer,
+its own settings), never a whole program.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ BoundAt = Mapping[str, Sequence[tuple[str, int]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSlot:
-    """Which worker one is, of how many, and the id of their program.
+    """A worker's number, the number of workers, and the id of their program.
 
-    ``audit`` is the path that it writes audit records to, for its parent.
+    ``audit`` is the path to which it writes audit records, for its parent.
     """
 
     index: int
@@ -54,7 +54,7 @@ class WorkerSlot:
     audit: str = ""
 
     def share(self, total: int) -> int:
-        """Its part of what all of them may have, rounded up."""
+        """Its share of what all workers may have, rounded up."""
         return -(-total // self.count)
 
     @property
@@ -64,13 +64,13 @@ class WorkerSlot:
         return frozenset(ServerId(worker_id(self.program_id, index)) for index in others)
 
     def shared(self, settings: S, *names: str) -> S:
-        """Settings in which these numbers are its part of what all workers may have."""
+        """Settings in which these numbers are its share of what all workers may have."""
         parts = {name: self.share(getattr(settings, name)) for name in names}
         return replace(settings, **parts)  # type: ignore[type-var]  # a dataclass of options
 
 
 class BoundSocket(NamedTuple):
-    """A socket that listens, the flag that said so, and whether agents come there."""
+    """A listening socket, its flag, and whether agents connect to it."""
 
     flag: str
     sock: socket.socket
@@ -78,14 +78,14 @@ class BoundSocket(NamedTuple):
 
 
 class Handed:
-    """Where connections come from in a worker; doors have the names of the flags that bind them."""
+    """The source of connections in a worker; doors have the names of the flags that bind them."""
 
     def __init__(self, slot: WorkerSlot) -> None:
-        #: Which worker this is.
+        #: The number of this worker, and of all.
         self.slot = slot
-        #: What the program's health and admin ports would show.
+        #: The data of the program's health and admin ports.
         self.watched: Watched | None = None
-        #: Hears from the parent whether audit records cannot be written.
+        #: Called by the parent with whether audit records cannot be written.
         self.on_audit: Callable[[bool], None] | None = None
         self._doors: dict[str, Accepted] = {}
         self._told: list[tuple[str, Callable[[str, int], None]]] = []
@@ -93,13 +93,13 @@ class Handed:
     def open(
         self, flag: str, accept: Accepted, *, bound: Callable[[str, int], None] | None = None
     ) -> None:
-        """Take what comes in by a door; ``bound`` hears where it is, once that is known."""
+        """Take the connections of a door; ``bound`` gets its addresses once they are known."""
         self._doors[flag] = accept
         if bound is not None:
             self._told.append((flag, bound))
 
     def take(self, flag: str, sock: socket.socket) -> None:
-        """A connection came in by a door."""
+        """A connection arrived at a door."""
         accept = self._doors.get(flag)
         if accept is None:
             sock.close()
@@ -121,13 +121,13 @@ class Part:
     at any time and more than once, also before ``open``.
     """
 
-    #: Requests that share sockets with others: they are load, and no connections.
+    #: Requests that share sockets with others: they count as load, not as connections.
     calls: int = 0
-    #: It knows of other programs that agents may go to.
+    #: Whether it knows other programs that agents may go to.
     has_peers: bool = False
-    #: Ends one of its tunnels for an operator; None for a part that has none.
+    #: Ends one of its tunnels for an operator; None for a part without tunnels.
     end_tunnel: EndTunnel | None = None
-    #: The last records of its audit log; None for a part that has none.
+    #: The last records of its audit log; None for a part without one.
     records: RecentRecords | None = None
 
     # The way up.
@@ -163,7 +163,8 @@ class Part:
         return False
 
     def drained(self) -> None:
-        """Let nothing more begin: no part is busy, or the time is up; in that turn of the loop."""
+        """Let nothing new begin: no part is busy, or the time is up; called in that turn of the
+        loop."""
 
     def close(self) -> None:
         """End everything that is open."""

@@ -35,7 +35,7 @@ from isthmus.text.durations import format_duration
 
 
 def main(program: Program, settings: Any) -> int:
-    """Run a program until it is told to stop; the exit code.
+    """Run a program until it is told to stop; returns the exit code.
 
     Raises:
         ConfigError: a setting or a file is wrong, or a port cannot be bound.

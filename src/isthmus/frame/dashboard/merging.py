@@ -110,7 +110,7 @@ class MergedFeed:
     def _ended(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
-        # A bug; pages reconnect by themselves, which starts everything anew.
+        # A bug; pages reconnect by themselves, which starts everything again.
         asyncio.get_running_loop().call_exception_handler(
             {"message": "a source is no longer followed", "exception": task.exception()}
         )

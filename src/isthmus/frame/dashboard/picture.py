@@ -90,7 +90,7 @@ class Picture:
         """Check the size of everything; to be called now and then.
 
         Raises:
-            ProtocolError: it is.
+            ProtocolError: it is too large.
         """
         if len(json.dumps(self.full())) > MOST_BYTES:
             raise ProtocolError(f"a feed has grown to more than {MOST_BYTES} bytes")

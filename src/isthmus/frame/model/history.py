@@ -1,4 +1,4 @@
-"""The last hour of a program in steps of ten seconds: dials, failures, bytes, what is open.
+"""The last hour of a program in steps of ten seconds: dials, failures, bytes, open tunnels.
 
 A caller with a clock passes the totals since the start to ``take``; the history keeps the
 difference from one step to the next. It is bounded: the oldest step is dropped.
@@ -21,7 +21,7 @@ STEPS = 360
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What a program has counted since its start, and what it has open now.
+    """The counts of a program since its start, and its open tunnels now.
 
     ``dial_times`` counts dials that succeeded, by the upper bound of their histogram bucket in
     seconds; every bucket is in it.
@@ -37,13 +37,13 @@ class Tally:
     links: int = 0
 
 
-#: Some dials whose time is above the first number and at most the second; None has no limit.
+#: A number of dials whose time is above the first bound and at most the second; None: no limit.
 DialTimes = tuple[float, float | None, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryStep:
-    """One step: what was counted in it, and what was open at its end."""
+    """One step: the counts in it, and the open tunnels at its end."""
 
     number: int
     time: datetime
@@ -58,7 +58,7 @@ class HistoryStep:
 
 
 class History:
-    """The last steps, oldest first, numbered from 1, which tells a reader what is new."""
+    """The last steps, oldest first, numbered from 1, so that readers know which are new."""
 
     __slots__ = ("_before", "_steps", "taken")
 
@@ -69,7 +69,7 @@ class History:
         self.taken = 0
 
     def take(self, tally: Tally, *, at: datetime) -> None:
-        """Close a step: what the tally has more than the one before."""
+        """Close a step: the differences between this tally and the one before."""
         before, self._before = self._before, tally
         self.taken += 1
         failures = {
@@ -93,12 +93,12 @@ class History:
         )
 
     def steps(self, after: int = 0) -> tuple[HistoryStep, ...]:
-        """The steps kept, oldest first, that come after this number."""
+        """The kept steps after this number, oldest first."""
         return tuple(step for step in self._steps if step.number > after)
 
 
 def _new_dials(before: Mapping[float, int], after: Mapping[float, int]) -> tuple[DialTimes, ...]:
-    """The buckets that grew, each with its bounds: a reader needs no table of buckets."""
+    """The buckets that grew, each with its bounds: readers need no table of buckets."""
     found: list[DialTimes] = []
     above = 0.0
     for bound, count in sorted(after.items()):
@@ -109,7 +109,7 @@ def _new_dials(before: Mapping[float, int], after: Mapping[float, int]) -> tuple
 
 
 def step_json(step: HistoryStep) -> dict[str, Any]:
-    """Write a step as the admin port shows it."""
+    """A step as the admin port shows it."""
     return {
         "number": step.number,
         "time": to_json(step.time),

@@ -1,8 +1,8 @@
-"""Merges what several workers report into one report: a rule for every field and metric.
+"""Merges the reports of several workers into one: a rule for every field and metric.
 
 A metric family names its rule where it is declared (frame/observe/counters.py), a snapshot's class
 by the decorator ``merges`` (snapshot.py). A field without a rule is an error when its module is
-imported. Which workers there are, and what a dead one leaves, is workers/.
+imported. workers/ has the workers, and the counts of dead ones.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _V = TypeVar("_V")
 class Merge(Enum):
     """A rule. Metrics use the first four, fields of snapshots all of them.
 
-    Of truth values ``MAX`` is "any of them" and ``MIN`` is "all of them". What is unknown (None)
-    is left out.
+    For booleans ``MAX`` is "any of them" and ``MIN`` is "all of them". Unknown values (None) are
+    left out.
     """
 
     SUM = "the sum over the workers"
@@ -35,7 +35,7 @@ class Merge(Enum):
 
 SUM, MAX, MIN, SAME, KEY = Merge.SUM, Merge.MAX, Merge.MIN, Merge.SAME, Merge.KEY
 CONCAT, ROWS, PARTS = Merge.CONCAT, Merge.ROWS, Merge.PARTS
-#: What a metric can use: its samples are numbers.
+#: The rules for metrics, whose samples are numbers.
 OF_NUMBERS = frozenset({Merge.SUM, Merge.MAX, Merge.MIN, Merge.SAME})
 _NESTED = frozenset({Merge.ROWS, Merge.PARTS})
 
@@ -58,8 +58,8 @@ def merges(
 ) -> Callable[[_C], _C]:
     """Declare the rule of every field of a dataclass; ``shared`` are rules of several classes.
 
-    ``lead`` orders values that become one: fields that are the ``SAME`` come from the least of
-    them, by default from the first.
+    ``lead`` orders values that are merged: fields that are the ``SAME`` come from the lowest, by
+    default from the first.
 
     Raises:
         TypeError: a field has no rule, a rule no field, or the class of nested rows has none.
@@ -86,16 +86,16 @@ def merges(
 
 
 def rules_of(cls: type) -> Mapping[str, Merge]:
-    """Give the rules of a class by field.
+    """The rules of a class by field.
 
     Raises:
-        LookupError: it declares none.
+        LookupError: it declares no rules.
     """
     return _RULES[cls].by_field
 
 
 def merge_numbers(rule: Merge, each: Sequence[float]) -> float:
-    """Merge the numbers of a metric, of at least one worker."""
+    """Merge the numbers of a metric from one or more workers."""
     match rule:
         case Merge.SUM:
             return sum(each)
@@ -108,7 +108,7 @@ def merge_numbers(rule: Merge, each: Sequence[float]) -> float:
 
 
 def merge_values(each: Sequence[_V]) -> _V:
-    """Merge values of one class, of at least one worker, by the rules of their fields."""
+    """Merge values of one class from one or more workers, by the rules of their fields."""
     kind: type = type(each[0])
     rules = _RULES[kind]
     lead = each[0] if rules.lead is None else min(each, key=rules.lead)

@@ -74,10 +74,10 @@ class LinkView:
     """One link between a server and an agent, seen from either side.
 
     ``peer_id`` is the agent's id on a server and the server's id on an agent; ``peer_version`` is
-    empty where it does not say, as konnectivity's own. Window growth is what
-    receiving streams have above the window they began with, now and at most so far; none by gRPC,
-    which has no window per connection. ``resumes`` is how often the link continued on another
-    connection, ``kept_bytes`` what it keeps to send again.
+    empty if the peer does not report it, as konnectivity's own. Window growth is what receiving
+    streams have above their initial window, now and at most so far; 0 over gRPC, which has no
+    window per connection. ``resumes`` is how often the link continued on another connection,
+    ``kept_bytes`` the bytes kept to be sent again.
     """
 
     id: int
@@ -106,7 +106,7 @@ class LinkView:
 class AgentView:
     """One agent as its server knows it; ``rtt_s`` is the best of its links, None before a ping.
 
-    ``network`` is the one that it is asked in; empty if there is none.
+    ``network`` is the one in which it gets dials; empty if there is none.
     """
 
     id: AgentId
@@ -122,17 +122,17 @@ class AgentView:
 
 
 @merges(
-    # What is wrong with one of the links is what is to be seen.
+    # The worst state of the links is shown.
     lead=lambda row: row.state is not LinkState.STUCK,
     server_id=KEY, direction=KEY, address=SAME, identity=SAME, state=SAME, agents=MAX,
     agent_count=MAX, streams=SUM, age_s=MAX, rtt_s=MIN,
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayView:
-    """A link by which one server passes dials to the agents of another; ``to`` it, or from it.
+    """A link on which one server passes dials to the agents of another; ``to`` it, or from it.
 
-    ``agents``: the other server reported agents, and ``agent_count`` how many; only a link ``to``
-    a server carries that.
+    ``agents``: the other server reported agents, and ``agent_count`` how many; only a link ``to`` a
+    server has that.
     """
 
     server_id: ServerId
@@ -150,10 +150,10 @@ class RelayView:
 @merges(server_id=KEY, known_by=SAME, address=SAME)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownServerView:
-    """Another server of the installation: from what it is known, and where its agent port is.
+    """Another server of the installation: how it is known, and the address of its agent port.
 
     ``known_by`` is ``lease``, ``flag``, or ``worker`` for the other workers of one program.
-    ``address`` is empty where it is not known.
+    ``address`` is empty if it is unknown.
     """
 
     server_id: ServerId
@@ -164,7 +164,7 @@ class KnownServerView:
 @merges(name=KEY, way=SAME, agents=MAX)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkView:
-    """A network of a server, the way there, and how many agents it can be reached through."""
+    """A network of a server, the way there, and the number of agents that reach it."""
 
     name: str
     way: str
@@ -173,7 +173,7 @@ class NetworkView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndedView:
-    """How one of the last tunnels ended, who ended it, and what it had carried."""
+    """How one of the last tunnels ended, who ended it, and the bytes that it carried."""
 
     target: str
     ending: str
@@ -186,7 +186,7 @@ class EndedView:
 
 
 @merges(
-    # A worker that has not read the new file yet is seen.
+    # Shows a worker that has not read the new file yet.
     lead=lambda row: row.not_after,
     file=KEY, not_after=SAME, not_before=SAME, standing=SAME,
 )  # fmt: skip
@@ -231,7 +231,7 @@ class NodeServerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFailureView:
-    """A connection from a node that was reset: ``result`` is a word, ``reason`` says it in full."""
+    """A connection from a node that was reset: ``result`` is a word, ``reason`` the full text."""
 
     client: str
     destination: str
@@ -261,7 +261,7 @@ class NodeTrafficView:
     addresses: tuple[str, ...] = ()
 
 
-#: The rules of what every program with tunnels shows.
+#: The rules for the fields of every program with tunnels.
 PROGRAM_RULES: Mapping[str, Merge] = {
     "kind": SAME, "version": SAME, "taken_at": MAX, "uptime_s": MAX, "draining": MIN,
     "totals": PARTS, "tunnels": CONCAT, "truncated": SUM, "recent_endings": CONCAT,
@@ -314,10 +314,10 @@ class MemoryView:
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerView:
-    """A whole server. ``truncated`` tunnels were left out to stay inside the asked limit.
+    """A whole server. ``truncated`` tunnels were left out because of the requested limit.
 
     ``server_count`` is how many servers there are, as agents are told; ``other_servers`` are those
-    of them, besides this one, of which the id is known.
+    of them with a known id, besides this one.
     """
 
     kind: Literal["ServerSnapshot"] = "ServerSnapshot"
@@ -348,9 +348,9 @@ class ServerView:
 )  # fmt: skip
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentProgramView:
-    """A whole agent. ``known_servers`` is how many servers it tries to be connected to.
+    """A whole agent. ``known_servers`` is how many servers it tries to connect to.
 
-    ``endpoint_allow`` and ``endpoint_deny`` are what it may dial, the defaults included.
+    ``endpoint_allow`` and ``endpoint_deny`` are what it may dial, including the defaults.
     """
 
     kind: Literal["AgentSnapshot"] = "AgentSnapshot"
@@ -374,21 +374,21 @@ class AgentProgramView:
 
 
 class ProgramView(Protocol):
-    """A whole program, as each declares it in its room: what all of them have."""
+    """A whole program, as each declares it in its room: the common fields."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
 
     @property
     def kind(self) -> str:
-        """Which program it is of."""
+        """The kind of the program."""
 
     @property
     def totals(self) -> Totals:
-        """What was counted since it started."""
+        """The counts since it started."""
 
     @property
     def tunnels(self) -> tuple[TunnelView, ...]:
-        """Its tunnels, oldest first, up to the limit that was asked for."""
+        """Its tunnels, oldest first, up to the requested limit."""
 
     @property
     def truncated(self) -> int:
@@ -399,8 +399,8 @@ class ProgramView(Protocol):
         """How the last tunnels ended, newest first."""
 
 
-#: When, what was dialed, how it ended and by whom, bytes to the target and back, how long it lived.
-#: A plain tuple: every tunnel makes one, and most are never looked at.
+#: Time, target, ending and who caused it, bytes to the target and back, and lifetime. A plain
+#: tuple: every tunnel creates one, and most are never read.
 EndedTunnel = tuple[float, DialRequest, Ending, str, int, int, float]
 
 
@@ -413,11 +413,11 @@ class RecentEndings:
         self._kept: deque[EndedTunnel] = deque(maxlen=limit)
 
     def add(self, ended: EndedTunnel) -> None:
-        """Remember one ending; the oldest makes room."""
+        """Remember one ending; drops the oldest when full."""
         self._kept.appendleft(ended)
 
     def views(self, *, now: float) -> tuple[EndedView, ...]:
-        """Show them, newest first, with their ages at ``now``."""
+        """The endings, newest first, with their ages at ``now``."""
         return tuple(
             EndedView(
                 target=str(request.target),
@@ -434,7 +434,7 @@ class RecentEndings:
 
 
 def to_json(view: Any) -> Any:
-    """Turn a view into what ``json.dumps`` takes, keys in camelCase in the order declared.
+    """Convert a view for ``json.dumps``, with keys in camelCase in the order declared.
 
     A trailing ``_s`` is written ``Seconds``, as the Kubernetes API does (``periodSeconds``).
     Seconds are rounded to microseconds.
@@ -485,7 +485,7 @@ def _keys(kind: type) -> tuple[tuple[str, str], ...]:
 
 
 def camel(name: str) -> str:
-    """Write a field's name as a key; a trailing ``_s`` becomes ``Seconds``."""
+    """A field's name as a key; a trailing ``_s`` becomes ``Seconds``."""
     if name.endswith("_s"):
         name = f"{name}econds"
     first, *rest = name.split("_")

@@ -1,4 +1,4 @@
-"""What an agent counts of the connections from its node to the control plane (KEP-2025)."""
+"""An agent's counts of connections from its node to the control plane (KEP-2025)."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _none() -> Mapping[str, float]:
 
 
 class NodeMetrics:
-    """Counts; the gauges are asked at scrape time, and replaced where there is such traffic."""
+    """Counts; the gauges are read at scrape time, and replaced if there is such traffic."""
 
     def __init__(self) -> None:
         self.results = dict.fromkeys(NodeResult, 0)
@@ -55,27 +55,27 @@ class NodeMetrics:
         self.connections: Callable[[], Mapping[str, float]] = _none
         self.servers: Callable[[], Mapping[str, float]] = _none
         self.listening: Callable[[], int] = lambda: 0
-        #: Whether such connections can be served; None where there is no such traffic.
+        #: Whether such connections can be served; None if there is no such traffic.
         self.ready: Callable[[], bool] | None = None
 
     def joined(self, seconds: float, connection_id: str) -> None:
-        """Count a connection that became a tunnel, so long after it was accepted."""
+        """Count a connection that became a tunnel, and the time since it was accepted."""
         self.results[NodeResult.JOINED] += 1
         self.dials.observe(seconds, connection_id)
 
     def ended(self, result: NodeResult) -> None:
-        """Count a connection that became none."""
+        """Count a connection that did not become a tunnel."""
         self.results[result] += 1
 
     def dial_failed(self, failure: DialFailure) -> None:
-        """Count a server's answer that it could not, or would not."""
+        """Count a server's answer that it failed or refused to dial."""
         self.failures[failure] += 1
 
     def _ready(self) -> Samples:
         return () if self.ready is None else (((), int(self.ready())),)
 
     def families(self) -> list[Family]:
-        """Everything, as Prometheus sees it."""
+        """The metric families."""
         ours = "isthmus_agent_node_"
         return [
             counter(
