@@ -31,7 +31,7 @@ def _running(patient: Patient) -> Running:
 def see_readiness(patient: Patient) -> Iterator[Finding]:
     """Read /readyz?verbose."""
     running = _running(patient)
-    asked = Asked(CheckId.READINESS, "/readyz", "asked for it, verbose")
+    asked = Asked(CheckId.READINESS, "/readyz", "requested it with verbose")
     if READINESS in running.missing:
         yield asked.skip(running.missing[READINESS])
         return
@@ -136,7 +136,7 @@ def see_server_count(patient: Patient) -> Iterator[Finding]:
                 CheckId.SERVER_COUNT, "servers", "compared --server-count with the Leases"
             )
             if leases is None:
-                yield asked.ok(f"{settings.announced_count}, as flags say; Leases are not counted")
+                yield asked.ok(f"{settings.announced_count}, by its flags; Leases are not counted")
             elif leases == settings.announced_count or settings.server_count is None:
                 yield asked.ok(f"{leases} Leases")
             else:

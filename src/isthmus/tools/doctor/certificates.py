@@ -70,7 +70,7 @@ def _see_pair(use: TlsUse, named: TlsFiles) -> Iterator[Finding]:
             str(error), f"give the key that {cert} was made with; see isthmus pki show"
         )
         return
-    yield asked.ok("it belongs to the certificate")
+    yield asked.ok("it matches the certificate")
     own = show([use.files.cert])[0]
     yield judge_usage(about, use.purpose, own.usages)
     if use.files.ca:
@@ -86,7 +86,7 @@ def see_roles(patient: Patient) -> Iterator[Finding]:
     for sentence in found:
         yield asked.warn(sentence.removesuffix(f"; {TODO}"), TODO)
     if not found:
-        yield asked.ok("those of agents, clients and operators are told apart")
+        yield asked.ok("agents, clients and operators cannot use each other's certificates")
 
 
 def judge_usage(about: str, purpose: Purpose, usages: tuple[str, ...]) -> Finding:
@@ -96,7 +96,7 @@ def judge_usage(about: str, purpose: Purpose, usages: tuple[str, ...]) -> Findin
         return asked.ok(f"it may be used as a TLS {purpose}")
     return asked.fail(
         f"it is for a TLS {' and '.join(usages)}, not for a {purpose}",
-        f"have it made for a {purpose}, as isthmus pki init does",
+        f"create one for a {purpose}, as isthmus pki init does",
     )
 
 
@@ -104,13 +104,13 @@ def judge_chain(about: str, ca: str, use: TlsUse, code: int, words: str) -> Find
     """Did an authority of the same program sign it? Finally the other end decides."""
     asked = Asked(CheckId.CHAIN, about, f"verified it in memory with the authorities of {ca}")
     if code in (0, _USAGE_CODE):
-        return asked.ok("they have signed it")
+        return asked.ok("signed by these authorities")
     if use.files.labels[0] in _ACROSS and code in _FOREIGN_CODES:
         these = "clients" if use.purpose == "server" else "servers"
-        return asked.ok(f"another authority has signed it, which is usual: these are for {these}")
+        return asked.ok(f"signed by another authority, which is usual: these are for {these}")
     other = "agents" if use.purpose == "server" else "the server"
     return asked.warn(
-        f"they have not signed it: {words}",
+        f"not signed by these authorities: {words}",
         f"if one authority signs both ends here, one of the two files is wrong; otherwise see that"
         f" {other} trust{'' if use.purpose == 'server' else 's'} the authority of this certificate"
         " (its intermediate certificates belong into the same file)",
@@ -122,7 +122,7 @@ def _see_names(about: str, use: TlsUse, own: CertificateInfo) -> Iterator[Findin
     if not own.names:
         yield asked.fail(
             "it has none, and clients ignore the common name",
-            "have it made with the names and addresses that peers dial",
+            "reissue it with the names and addresses that peers dial",
         )
         return
     yield asked.ok(f"it is for {listed(own.names)}")
@@ -132,7 +132,7 @@ def _see_names(about: str, use: TlsUse, own: CertificateInfo) -> Iterator[Findin
         if code in _NAME_CODES:
             yield asked.fail(
                 f"it is for {listed(own.names)}, not for {name}, which agents dial",
-                f"have it made with {name} as well, or let agents use --proxy-server-name",
+                f"reissue it with {name} as well, or give agents --proxy-server-name",
             )
         else:
             yield asked.ok(f"it is for {name}, too")

@@ -20,17 +20,17 @@ def see_configuration(patient: Patient) -> Iterator[Finding]:
     """Check the settings against each other, as the program does when it starts."""
     settings = patient.settings
     where = "the flags of /configz" if patient.running is not None else "the flags"
-    asked = Asked(CheckId.CONFIGURATION, "flags", f"held {where} against each other")
+    asked = Asked(CheckId.CONFIGURATION, "flags", f"checked {where} against each other")
     try:
         settings.validate()
     except ConfigError as error:
-        yield asked.fail(str(error), "change it as the sentence says; the program would not start")
+        yield asked.fail(str(error), "correct this; the program would not start")
         return
     sentences = [*layout_of(settings).warnings(), *_vain(patient)]
     for sentence in sentences:
-        yield asked.warn(sentence, "change it, if it is not meant")
+        yield asked.warn(sentence, "change it, unless it is intended")
     if not sentences:
-        yield asked.ok("they make sense together")
+        yield asked.ok("they are consistent")
 
 
 def _vain(patient: Patient) -> list[str]:
@@ -88,7 +88,7 @@ def _differ(environ: Mapping[str, str]) -> bool:
 
 def judge_way(peer: Peer, rules: ProxyRules) -> Finding:
     """Is the peer reached through the proxy, and is that probably intended?"""
-    asked = Asked(CheckId.PROXY, f"{peer.flag} {peer.at}", "held it against the proxy variables")
+    asked = Asked(CheckId.PROXY, f"{peer.flag} {peer.at}", "compared it with the proxy variables")
     proxy = rules.proxy_for(peer.at.host, peer.at.port)
     if proxy is None:
         return asked.ok("it is reached directly")

@@ -108,7 +108,7 @@ def _too_late(
             yield replace(
                 _broken(patient, look, CheckState.FAILED, text),
                 check=check,
-                todo="see what makes this host wait: its resolver, a dead network file system",
+                todo="find out what makes this host wait: its resolver, a dead network file system",
             )
             return
 

@@ -115,7 +115,7 @@ def judge_route(asked: Asked, route: Route | None) -> Finding:
     """Is there a route?"""
     if route is None:
         return asked.fail(
-            "there is none", "see ip route, and whether the interface of that network is up"
+            "no route", "check ip route, and whether the interface of that network is up"
         )
     by = f" by {route.gateway}" if route.gateway else ""
     seen = f"through {route.interface}{by}, from {route.source or 'an address of it'}"

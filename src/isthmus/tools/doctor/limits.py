@@ -173,7 +173,7 @@ def judge_loop(asked: Asked, *, beats: float, prompt: float, stalls: float) -> F
     """Does the event loop run in time? It has one heartbeat each second."""
     todo = "give the program more CPU (resources.limits.cpu throttles), or run more of them"
     if not beats:
-        return asked.skip("it has not said anything yet")
+        return asked.skip("no data yet")
     late = beats - prompt
     seen = f"{late:.0f} of {beats:.0f} heartbeats were more than {_LATE_S:g} s late"
     if stalls:

@@ -299,13 +299,13 @@ def judge_name(asked: Asked, resolved: Resolved, proxy: ProxyAddress | None) -> 
             return asked.ok(f"it does not resolve here; {proxy} looks it up")
         return asked.fail(
             f"no address: {resolved.error}",
-            "see the name's spelling, /etc/resolv.conf, and the DNS policy of a pod",
+            "check the name's spelling, /etc/resolv.conf, and the DNS policy of a pod",
         )
     seen = ", ".join(address for _, address in resolved.places)
     needed = took(resolved.took_s)
     if resolved.took_s > _SLOW_S:
         return asked.warn(
-            f"{seen}, after {needed}", "see which server of /etc/resolv.conf does not answer"
+            f"{seen}, after {needed}", "find out which server of /etc/resolv.conf does not answer"
         )
     return asked.ok(f"{seen}, in {needed}")
 
@@ -389,7 +389,7 @@ def judge_attempt(note: Attempt, patient: Patient) -> Iterator[Finding]:
     if not note.tls_version:
         yield asked.fail(
             f"no handshake: {note.trouble}",
-            "see what listens there: TLS 1.2 or later is needed, and no middle box may end it",
+            "check what listens there: TLS 1.2 or later is required, and no middle box may end it",
         )
         return
     yield asked.ok(note.tls_version)
@@ -426,7 +426,7 @@ def _judge_certificate(note: Attempt, where: str, patient: Patient) -> Iterator[
         yield asked.fail(
             f"it is not trusted: {note.verify_words}; it was signed by"
             f" {found.issuer.rfc4514_string()}",
-            f"put the authority that signed it into {trusted}, or see who answers there",
+            f"add the authority that signed it to {trusted}, or check what answers there",
         )
     else:
         end = found.not_valid_after_utc
@@ -448,8 +448,8 @@ def _judge_alpn(note: Attempt, where: str) -> Finding:
             "give that server --peer-relay-name, and check that the port is its agent port",
         )
     return asked.fail(
-        "none was chosen: what answers there is no connectivity server, or a middle box ends TLS",
-        "let load balancers pass TLS through as it is, and see that the port is the agent port",
+        "none was chosen: there is no connectivity server there, or a middle box ends TLS",
+        "make load balancers pass TLS through unchanged, and check that the port is the agent port",
     )
 
 
@@ -480,10 +480,14 @@ def see_api(patient: Patient) -> Iterator[Finding]:
         yield asked.fail(str(error), "give a kubeconfig that works: kubectl --kubeconfig=… version")
         return
     except KubeError as error:
-        yield asked.fail(str(error), "see its address, the routes and firewalls to it, and its CA")
+        yield asked.fail(
+            str(error), "check its address, the routes and firewalls to it, and its CA"
+        )
         return
     if seen.status >= 500:
-        yield asked.fail(f"{seen.server} answers {seen.status}", "see how kube-apiserver is doing")
+        yield asked.fail(
+            f"{seen.server} answers {seen.status}", "check the health of kube-apiserver"
+        )
     else:
         yield asked.ok(f"{seen.server} answers")
     if seen.date is not None:
@@ -499,7 +503,7 @@ def _see_permissions(need: KubeNeed, limit_s: float) -> Iterator[Finding]:
         )
     except (ConfigError, KubeError) as error:
         unknown = isinstance(error, KubeError) and error.status == 401
-        todo = "give credentials that the API knows" if unknown else "see how the API is doing"
+        todo = "give credentials that the API knows" if unknown else "check the health of the API"
         yield Asked(CheckId.PERMISSIONS, need.about, done).fail(str(error), todo)
         return
     for permission, allowed in zip(need.permissions, found, strict=True):

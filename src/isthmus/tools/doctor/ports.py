@@ -89,7 +89,7 @@ def _judge_taken(
             f"{named} has it: it seems to run already",
             "run isthmus doctor without a program to examine the one that runs",
         )
-    return asked.fail(f"{named} has it", f"end that, or choose another {listener.flag}")
+    return asked.fail(f"{named} has it", f"stop it, or choose another {listener.flag}")
 
 
 def _why_unseen() -> str:
@@ -108,7 +108,7 @@ def judge_held(asked: Asked, held: bool | None, who: list[PortHolder], pid: int)
     named = ", ".join(map(str, who))
     if held is None:
         return asked.ok(f"{named} does")
-    return asked.fail(f"{named} does, not the program", "end that, and restart the program")
+    return asked.fail(f"{named} does, not the program", "stop it, and restart the program")
 
 
 def see_sockets(patient: Patient) -> Iterator[Finding]:
@@ -136,7 +136,7 @@ def judge_socket(asked: Asked, file: SocketFile, *, running: bool) -> Finding:
     except OSError as error:
         return asked.fail((error.strerror or str(error)).lower(), f"see {path.parent}")
     if there is not None and not stat.S_ISSOCK(there.st_mode):
-        return asked.fail("what is there is no socket", f"remove it, or change {file.flag}")
+        return asked.fail("the file is not a socket", f"remove it, or change {file.flag}")
     if there is None and (running or not file.ours):
         return asked.fail(
             "there is no socket",

@@ -28,9 +28,9 @@ _NETWORK = "cluster"
 STEPS: Mapping[DialFailure, str] = {
     DialFailure.REFUSED: "the agent reached the target, which refused",
     DialFailure.TIMED_OUT: "the agent got no answer from the target",
-    DialFailure.UNREACHABLE: "the agent has no way to the target",
+    DialFailure.UNREACHABLE: "the agent has no route to the target",
     DialFailure.UNRESOLVED: "the agent did not resolve the name",
-    DialFailure.DENIED: "the server's policy did not let it pass",
+    DialFailure.DENIED: "the server's policy denied it",
     DialFailure.NO_AGENT: "the server found no agent for it",
     DialFailure.AGENT_LOST: "the link to the agent ended meanwhile",
     DialFailure.TOO_MANY: "a limit of open connections was reached",
@@ -70,7 +70,7 @@ def _through(settings: ServerSettings, target: HostPort, timeout_s: float) -> Fi
     if connection is None:
         asked = Asked(CheckId.TARGET, str(target), "looked for a UNIX socket of the server")
         return asked.skip(
-            "there is none, and its port wants a certificate of a client: isthmus dial does it"
+            "there is none, and its port requires a client certificate: use isthmus dial"
         )
     done = f"dialed it through the server's socket {connection.uds}"
     asked = Asked(CheckId.TARGET, str(target), done)

@@ -114,7 +114,7 @@ def test_a_foreign_authority_is_found(
     )
     finding = only(see_certificates(patient(program, settings)), CheckId.CHAIN)
     assert finding.state is CheckState.WARNING
-    assert "have not signed it" in finding.seen
+    assert "not signed by these" in finding.seen
 
 
 def test_a_certificate_for_the_other_side_is_found(certificates: PkiFiles) -> None:
