@@ -157,7 +157,7 @@ def check_user(number: int) -> None:
     """Raise ConfigError unless it is a user, and not root."""
     if not 0 < number <= _LARGEST_ID:
         raise ConfigError(
-            f"--run-as must be from 1 to {_LARGEST_ID}, not {number}: it is for who is not root"
+            f"--run-as must be from 1 to {_LARGEST_ID}, not {number}: programs must not run as root"
         )
 
 

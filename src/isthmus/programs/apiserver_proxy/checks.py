@@ -266,7 +266,7 @@ async def _ask(
     end = answer.end = _Server(sock, poller, context, answer, name)
     end.begin()
     end.write(answer.request)
-    end.read_again()  # bytes that came while nobody read the socket have used up their edge
+    end.read_again()  # earlier bytes have used up their edge
     try:
         found = await status
     except BaseException:

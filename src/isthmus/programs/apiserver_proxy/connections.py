@@ -152,7 +152,7 @@ class ProxyConnections(ForwardedConnections[ProxyConnection, ProxyRefusal]):
 
     @override
     def ready(self) -> Iterable[Check]:
-        # Readiness only: restarting a proxy because its apiserver is down helps nobody.
+        # Readiness only: restarting a proxy because its apiserver is down does not help.
         yield Check("upstreams", "" if self.upstreams.any_up else "every upstream is down")
 
     @override

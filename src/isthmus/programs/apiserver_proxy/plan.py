@@ -151,7 +151,7 @@ def check_plan(plan: ProxyPlan, *, listen: str = "--listen", upstream: str = "--
     """Check a plan; ``listen`` and ``upstream`` are the names of these settings in errors.
 
     Raises:
-        ConfigError: one sentence.
+        ConfigError: names the setting and says what is wrong.
     """
     for index, at in enumerate(plan.listen):
         if at[1] and at in plan.listen[:index]:

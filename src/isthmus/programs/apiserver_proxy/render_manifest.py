@@ -168,7 +168,7 @@ def apiserver_proxy_manifest(plan: ProxyManifestPlan) -> str:
     """Write the manifest.
 
     Raises:
-        ConfigError: the proxy cannot run in that form; one sentence with the reason.
+        ConfigError: the proxy cannot run in that form; the message has the reason.
     """
     _check(plan)
     if plan.manifest.form == IGNITION:
@@ -286,7 +286,7 @@ def _ignition(plan: ProxyManifestPlan) -> str:
 
 
 def plan_warnings(plan: ProxyManifestPlan) -> list[str]:
-    """Warnings, one sentence each."""
+    """Warnings, one text each."""
     found, known = [], plan.known
     proxy = known.through.proxy if known is not None and known.through is not None else None
     if plan.manifest.form != IGNITION:

@@ -257,7 +257,7 @@ class ProxiedDial:
         self._ways._proxied.discard(self)
         end = ThroughProxy(sock, self._ways._poller)
         self._reached(end)
-        end.read_again()  # bytes that came while nobody read the socket have used up their edge
+        end.read_again()  # earlier bytes have used up their edge
 
 
 class ThroughProxy(SocketEnd):

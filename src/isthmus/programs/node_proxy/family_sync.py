@@ -215,7 +215,7 @@ class FamilySync:
         await self._runner.run()
 
     async def watch_canary(self) -> None:
-        """Check periodically that nobody has removed the rules."""
+        """Check periodically that no other program has removed the rules."""
         while True:
             await asyncio.sleep(self._period_s)
             if self._written is None or self._lost:

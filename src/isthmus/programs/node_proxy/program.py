@@ -64,7 +64,7 @@ from isthmus.programs.node_proxy.rules.tracker import ServiceTracker
 from isthmus.programs.node_proxy.settings import IPTABLES, NFTABLES, NodeProxySettings
 from isthmus.programs.node_proxy.view import NodeProxyView, ProxyFamilyView
 
-#: The size of Kubernetes' default node port range, 30000 to 32767.
+#: The size of the default range of node ports in Kubernetes, 30000 to 32767.
 _NODE_PORTS = 2768
 #: Addresses change in bursts, with pods: wait this long before reading them.
 _ADDRESSES_S = 0.5

@@ -435,7 +435,7 @@ class SidecarDial:
             return
         end = SocketEnd(sock, self._dialer.poller)
         self._won(end)
-        end.read_again()  # bytes that came while nobody read the socket have used up their edge
+        end.read_again()  # earlier bytes have used up their edge
 
     # The end of it.
 

@@ -60,7 +60,7 @@ def sidecar_manifest(plan: SidecarPlan) -> str:
     """Write the manifest.
 
     Raises:
-        ConfigError: the files of a sidecar cannot be mounted; one sentence.
+        ConfigError: the files of a sidecar cannot be mounted.
     """
     manifest = plan.manifest
     found = {kind: _volumes(plan, sidecar) for kind, sidecar in plan.sidecars.items()}
@@ -166,7 +166,7 @@ def _others(manifest: SidecarManifestSettings, sidecar: PlannedSidecar) -> list[
 
 
 def plan_warnings(plan: SidecarPlan) -> list[str]:
-    """Warnings, one sentence each."""
+    """Warnings, one text each."""
     manifest, found = plan.manifest, []
     settings = [sidecar.settings for sidecar in plan.sidecars.values()]
     used = manifest.for_main == HANDED_ON or any(
@@ -221,7 +221,7 @@ def plan_sidecars(manifest: SidecarManifestSettings, typed: Given) -> dict[str, 
     ``typed`` has the flags of the sidecars, including those of --socks5-arg and --https-arg.
 
     Raises:
-        ConfigError: a flag is unknown or invalid; one sentence.
+        ConfigError: a flag is unknown or invalid.
     """
     mode = manifest.chosen.mode
     kinds = [kind for kind in SIDECARS if mode in (kind, DUAL)]

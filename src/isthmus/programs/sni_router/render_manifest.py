@@ -97,7 +97,7 @@ def sni_router_manifest(plan: RouterPlan) -> str:
     """Write the manifest.
 
     Raises:
-        ConfigError: the router cannot run in such pods; one sentence with the reason.
+        ConfigError: the router cannot run in such pods; the message has the reason.
     """
     check_router(plan.settings)
     return to_yaml(_objects(plan))
@@ -107,7 +107,7 @@ def check_router(settings: SniRouterSettings) -> None:
     """Check that pods without privileges can run with these flags.
 
     Raises:
-        ConfigError: they cannot; one sentence with the reason.
+        ConfigError: they cannot; the message has the reason.
     """
     if settings.admin.health_port == 0:
         raise ConfigError("--health-port must not be 0 in a manifest: probes need a fixed port")
@@ -175,7 +175,7 @@ def workload(plan: RouterPlan, *, security: Manifest | None = None) -> Manifest:
     """The Deployment; ``security`` is its container's, where the manifest's user does not apply.
 
     Raises:
-        ConfigError: files cannot be mounted as they are named; one sentence.
+        ConfigError: files cannot be mounted as they are named.
     """
     manifest, settings = plan.manifest, plan.settings
     found = plan.volumes
@@ -205,7 +205,7 @@ def workload(plan: RouterPlan, *, security: Manifest | None = None) -> Manifest:
 
 
 def plan_warnings(plan: RouterPlan) -> list[str]:
-    """Warnings, one sentence each."""
+    """Warnings, one text each."""
     found = []
     if plan.routes is None:
         found.append(

@@ -62,7 +62,7 @@ class KernelBackend(Protocol):
         """
 
     def intact(self) -> bool:
-        """Whether the written rules still exist: nobody flushed them."""
+        """Whether the written rules still exist and were not flushed."""
 
     def cleanup(self) -> list[str]:
         """Remove all rules of any earlier run; returns messages about what remains."""

@@ -53,7 +53,7 @@ from isthmus.programs.node_proxy.rules.settings import RuleSettings
 
 logger = logging.getLogger(__name__)
 
-# These chains show whether somebody flushed a table: the chain or its rules are gone.
+# These chains show whether another program flushed a table: the chain or its rules are gone.
 _WITNESSES = (
     ("mangle", base.CANARY, 0),
     ("filter", base.FORWARD, 2),

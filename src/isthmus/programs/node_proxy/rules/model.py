@@ -20,7 +20,7 @@ V = TypeVar("V")
 
 
 class IpFamily(Enum):
-    """An IP family; the value is Kubernetes' name for it."""
+    """An IP family; the value is its name in Kubernetes."""
 
     IPV4 = "IPv4"
     IPV6 = "IPv6"

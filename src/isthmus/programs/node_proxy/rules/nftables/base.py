@@ -35,7 +35,7 @@ AFFINITY = "affinity-"
 REJECT_CHAIN = "reject-chain"
 #: Not in kube-proxy: used when several matches detect local traffic; one match needs no chain.
 NOT_LOCAL_CHAIN = "masq-if-not-local"
-#: Always has one rule: if it has none, somebody flushed the table.
+#: Always has one rule: if it has none, another program flushed the table.
 MARKER_CHAIN = "nat-prerouting"
 
 _HASH_CHARS = 8
