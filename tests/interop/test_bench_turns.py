@@ -30,4 +30,4 @@ def test_a_row_for_each_figure_and_what_is_worse() -> None:
 def test_another_folder_is_refused(tmp_path: Path) -> None:
     done = turns(str(tmp_path))
     assert done.returncode == 2
-    assert "is no checkout of Isthmus" in done.stderr
+    assert "is not a checkout of Isthmus" in done.stderr

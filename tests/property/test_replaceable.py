@@ -72,6 +72,7 @@ class Side:
         )  # fmt: skip
         self.machine = machine
         self.connection.session = self.session
+        self.session.round_trip_s = 1.0  # or no more would be kept than at first
         self.carrier = ReplaceableCarrier(self.connection, self.session, self.account)
         self.session.acknowledged_low = self.carrier.acknowledge_low
         self.session.tell_received = self.tell

@@ -234,7 +234,7 @@ WRONG: dict[str, tuple[Changes, str]] = {
     "node-proxy-alone": ({"nodeProxy.enabled": True}, "nodeProxy.apiServer.host is empty"),
     "node-proxy-localhost": (
         {**_NODE_PROXY, "nodeProxy.mode": "iptables", "nodeProxy.localhostNodePorts": True},
-        "nodeProxy.localhostNodePorts is for mode nftables",
+        "nodeProxy.localhostNodePorts requires mode nftables",
     ),
     "node-proxy-config": (
         {**_NODE_PROXY, "nodeProxy.extraArgs": ["--config=/etc/x/y"]},

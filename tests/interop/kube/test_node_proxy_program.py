@@ -87,7 +87,9 @@ def test_it_waits_for_pod_ranges_and_follows_them(ground: Nodes, api: Api) -> No
         one.wait_shows("iptables", "! -s 10.7.0.0/24")
         # IPv6 has none: that is said, and its rules are there without.
         assert "no local traffic detector for this IP family" in one.program.log
-        assert "KUBE-SERVICES" in run(one.node, "ip6tables-save").stdout
+        wait_until(  # they are programmed after those of IPv4
+            lambda: "KUBE-SERVICES" in run(one.node, "ip6tables-save").stdout, "IPv6 has rules"
+        )
         # Ranges of a Node never change; another Node of the name may come.
         api.call("DELETE", f"/api/v1/nodes/{NODE_NAME}")
         make_node(api, "10.8.0.0/24", "fd00:8::/64")

@@ -138,6 +138,7 @@ def test_data_is_held_back_and_control_is_not() -> None:
 def test_a_peer_inside_its_share_is_kept_more_for() -> None:
     rich, poor = Side(), Side(budget=MIB)
     for side in (rich, poor):
+        side.session.round_trip_s = 0.05
         for _ in range(12):
             side.send(256 * KIB)
     assert (rich.carrier.limit_bytes, rich.session.holds_back) == (4 * MIB, False)
@@ -146,6 +147,13 @@ def test_a_peer_inside_its_share_is_kept_more_for() -> None:
     for side in (rich, poor):
         side.carrier.close()
         assert (side.budget.used_bytes, side.budget.peers) == (0, 0)
+
+
+def test_over_a_short_way_no_more_is_kept() -> None:
+    side = Side()
+    for _ in range(12):
+        side.send(256 * KIB)
+    assert (side.carrier.limit_bytes, side.session.holds_back) == (MIB, True)
 
 
 def test_a_peer_that_acknowledges_nothing_is_noticed() -> None:
