@@ -28,7 +28,8 @@ from isthmus.settings.program import LogSettings
 _log = logging.getLogger("isthmus.app")
 # malloc.h; mallopt(3)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_KEEP_FREE_BYTES, _MAP_FROM_BYTES = 2 * 2**20, 2**20
+#: More than a link keeps until it is acknowledged (tunnel/replaceable.py), or that faults instead.
+_KEEP_FREE_BYTES, _MAP_FROM_BYTES = 8 * 2**20, 2**20
 #: If one of these is set, the operator has chosen.
 _ALLOCATOR_VARIABLES = frozenset(
     {"MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"}

@@ -27,9 +27,9 @@ class Limits:
     dead_after_s: float = 20.0
     #: What is kept for a peer that can resume before data is held back: at first, and at most while
     #: the peer is inside its share of the budget; and how often the peer is told what arrived.
-    first_kept_bytes: int = MIB
+    first_kept_bytes: int = 4 * MIB
     most_kept_bytes: int = 16 * MIB
-    acknowledge_every_bytes: int = 256 * KIB
+    acknowledge_every_bytes: int = MIB
 
 
 def with_keepalive(limits: Limits, keepalive_s: float) -> Limits:

@@ -23,8 +23,8 @@ from isthmus.tunnel.session import Carried, Carrier, Session
 #: Control frames go out even while data is held back, or two full sides would wait for each other's
 #: acknowledgements for ever. An honest peer acknowledges long before this much of them is kept.
 MOST_KEPT_CONTROL_BYTES = 4 * MIB
-#: Over a shorter round trip 1 MiB is acknowledged before the sender has used it up. More memory in
-#: turn costs the CPU's caches: downloads took 11 to 14 % more CPU per GB with 16 MiB over loopback.
+#: Over a shorter round trip 4 MiB are acknowledged before the sender has used them up. More memory
+#: costs CPU: downloads took 11 to 14 % more of it per GB with 16 MiB over loopback.
 LONG_WAY_S = 0.005
 #: What the list and the object of one piece cost besides its bytes.
 _PIECE_BYTES = 48

@@ -140,10 +140,10 @@ def test_a_peer_inside_its_share_is_kept_more_for() -> None:
     for side in (rich, poor):
         side.session.round_trip_s = 0.05
         for _ in range(12):
-            side.send(256 * KIB)
-    assert (rich.carrier.limit_bytes, rich.session.holds_back) == (4 * MIB, False)
-    assert (poor.carrier.limit_bytes, poor.session.holds_back) == (MIB, True)
-    assert rich.budget.used_bytes >= 3 * MIB
+            side.send(MIB)
+    assert (rich.carrier.limit_bytes, rich.session.holds_back) == (16 * MIB, False)
+    assert (poor.carrier.limit_bytes, poor.session.holds_back) == (4 * MIB, True)
+    assert rich.budget.used_bytes >= 12 * MIB
     for side in (rich, poor):
         side.carrier.close()
         assert (side.budget.used_bytes, side.budget.peers) == (0, 0)
@@ -152,8 +152,8 @@ def test_a_peer_inside_its_share_is_kept_more_for() -> None:
 def test_over_a_short_way_no_more_is_kept() -> None:
     side = Side()
     for _ in range(12):
-        side.send(256 * KIB)
-    assert (side.carrier.limit_bytes, side.session.holds_back) == (MIB, True)
+        side.send(MIB)
+    assert (side.carrier.limit_bytes, side.session.holds_back) == (4 * MIB, True)
 
 
 def test_a_peer_that_acknowledges_nothing_is_noticed() -> None:
