@@ -35,8 +35,8 @@ from isthmus.wire.link import failure_of
 from isthmus.wire.link_pb2 import DialResult
 
 MOST_TRIES = 3
-#: How long a dial waits for a link to get its connection back, and how often it looks.
-WAIT_S = 5.0
+#: How long after a link lost its connection dials wait for it, and how often they look.
+WAIT_S = 3.0
 _LOOK_FOR_LINK_S = 0.1
 #: How often pending dials are checked: a link has one tick per second.
 _LOOK_S = 1.0
@@ -177,9 +177,14 @@ class AgentDial:
             self._fail(DialFailure.NO_AGENT, detail)
 
     def _may_wait(self) -> bool:
-        """Wait a little for an agent that has lost its connection, if there is no other."""
-        waiting = [link for link in self.agents if link.suspended]
-        if not waiting or time.monotonic() - self.started_at >= WAIT_S:
+        """Wait for an agent that has just lost its connection, if there is no other."""
+        now = self._dialer.loop.time()
+        waiting = [
+            link
+            for link in self.agents
+            if link.suspended_at is not None and now - link.suspended_at < WAIT_S
+        ]
+        if not waiting:
             return False
         self._tried = [link for link in self._tried if link not in waiting]
         self._dialer.loop.call_later(_LOOK_FOR_LINK_S, self._look_again)

@@ -92,7 +92,7 @@ class AgentLinks(Part):
 
     @property
     def _agent_count(self) -> int:
-        return len({link.agent_id for link in self._door.agents})
+        return len({link.agent_id for link in self._door.agents if not link.suspended})
 
     @property
     def has_peers(self) -> bool:  # type: ignore[override]  # agents may go to other servers
@@ -146,6 +146,8 @@ class AgentLinks(Part):
         now = self._ground.now()
         by_agent: dict[str, list[AgentLink]] = {}
         for link in self._door.agents:
+            if link.suspended:  # not connected; the link is listed
+                continue
             by_agent.setdefault(link.agent_id, []).append(link)
         within = self._networks.name_by_link()
         return {
