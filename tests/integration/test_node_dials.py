@@ -469,7 +469,7 @@ def test_a_server_that_stops_gives_up_what_is_under_way(slow: tuple[Bed, Target]
     pending(bed, 1)
     bed.stack.stop(bed.stack.server)
     answer = dial.answer()
-    assert answer is None or answer.detail == "server stops"
+    assert answer is None or answer.detail == "server is stopping"
 
 
 def test_a_server_that_drains_waits_for_what_is_under_way(slow: tuple[Bed, Target]) -> None:
