@@ -42,7 +42,7 @@ def left() -> list[str]:
 def test_holds() -> None:
     before = left()
     with nothing_left():
-        report = json.loads(lab("run", "kubernetes", "--json", check=False, limit_s=LIMIT_S))
+        report = json.loads(lab("run", "kubernetes", "--output=json", check=False, limit_s=LIMIT_S))
     assert report["held"], [step for step in report["steps"] if not step["held"]]
     assert left() == before
 
