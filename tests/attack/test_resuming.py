@@ -186,7 +186,7 @@ def test_a_flood_of_resumes_costs_whoever_sends_it(bed: Bed) -> None:
 
 
 def test_nobody_hoards_suspended_links(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_resuming, "MOST_OF_ONE", 2)
+    monkeypatch.setattr(server_resuming, "MOST_SUSPENDED", 2)
     door = bed.stack.server.agent_door
     for number in range(4):
         with CuttingRelay(bed.stack.server.agent_port) as relay:

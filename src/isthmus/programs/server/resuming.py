@@ -17,12 +17,12 @@ from isthmus.links.talk import Unwelcome
 from isthmus.logs import OncePer, log
 from isthmus.programs.server.metrics import ResumeRefusal, ServerMetrics
 from isthmus.tunnel.budget import Budget
-from isthmus.values import Identity
+from isthmus.values import AgentId, Identity
 from isthmus.wire.link_pb2 import Resume
 
-#: How many links may wait for another connection: in all, and of one agent identity. A further one
-#: ends the link that has waited longest.
-MOST_SUSPENDED, MOST_OF_ONE = 4096, 64
+#: How many links may wait for another connection. Past it, one of the identity with most of them
+#: ends, the one that has waited longest: all agents of a cluster may share one certificate.
+MOST_SUSPENDED = 4096
 _LOOK_S = 1.0
 _QUIET_S = 60.0
 _log = logging.getLogger("isthmus.server")
@@ -52,6 +52,8 @@ class ResumableLinks:
         self._once = once
         self._links: dict[bytes, AgentLink] = {}
         self._suspended: dict[AgentLink, None] = {}  # the one that has waited longest first
+        self._by_identity: dict[Identity, dict[AgentLink, None]] = {}
+        self._by_agent: dict[AgentId, dict[AgentLink, None]] = {}
         self._looks = False
 
     def __len__(self) -> int:
@@ -61,15 +63,24 @@ class ResumableLinks:
         """An agent was welcomed; an earlier process of it is gone, with its links."""
         if link.key is not None:
             self._links[link.key.link] = link
-        for other in [it for it in self._suspended if it.agent_id == link.agent_id]:
+        for other in list(self._by_agent.get(link.agent_id, ())):
             if other.identity == link.identity and other.instance != link.instance:
                 other.lost("the agent was restarted")
 
     def gone(self, link: AgentLink) -> None:
         """A link is over."""
-        self._suspended.pop(link, None)
+        self._no_longer(link)
         if link.key is not None and self._links.get(link.key.link) is link:
             del self._links[link.key.link]
+
+    def _no_longer(self, link: AgentLink) -> None:
+        if link in self._suspended:
+            del self._suspended[link]
+            del self._by_identity[link.identity][link], self._by_agent[link.agent_id][link]
+            if not self._by_identity[link.identity]:
+                del self._by_identity[link.identity]
+            if not self._by_agent[link.agent_id]:
+                del self._by_agent[link.agent_id]
 
     def suspended(self, link: AgentLink, why: str) -> None:
         """A link has no connection."""
@@ -79,18 +90,18 @@ class ResumableLinks:
             tunnels=link.load, reason=why,
         )  # fmt: skip
         self._suspended[link] = None
-        of_one = [it for it in self._suspended if it.identity == link.identity]
-        if len(of_one) > MOST_OF_ONE:
-            of_one[0].lost("too many links of this agent wait for a connection")
-        elif len(self._suspended) > MOST_SUSPENDED:
-            next(iter(self._suspended)).lost("too many links wait for a connection")
+        self._by_identity.setdefault(link.identity, {})[link] = None
+        self._by_agent.setdefault(link.agent_id, {})[link] = None
+        if len(self._suspended) > MOST_SUSPENDED:
+            most = max(self._by_identity.values(), key=len)
+            next(iter(most)).lost("too many links wait for a connection")
         if not self._looks:
             self._looks = True
             self._loop.call_later(_LOOK_S, self._look)
 
     def resumed(self, link: AgentLink) -> None:
         """A link has another connection."""
-        self._suspended.pop(link, None)
+        self._no_longer(link)
         self._metrics.link_resumes += 1
         log(
             _log, logging.INFO, "agent link resumed", agent_id=link.agent_id, link=link.id,
